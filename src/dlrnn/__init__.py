@@ -1,0 +1,29 @@
+"""Diagonal linear RNNs: `from dlrnn import DLR`.
+
+Names are imported when they are first used, so that `dlrnn --help` need not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dlrnn._version import __version__
+
+if TYPE_CHECKING:
+    from dlrnn import analysis, nn, ops
+    from dlrnn.nn import DLR, param_groups
+
+__all__ = ["DLR", "__version__", "analysis", "nn", "ops", "param_groups"]
+
+_HOME = {"DLR": "dlrnn.nn", "param_groups": "dlrnn.nn"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return import_module(f"dlrnn.{name}")
+    raise AttributeError(f"module 'dlrnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

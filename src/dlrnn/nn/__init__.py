@@ -1,0 +1,6 @@
+"""Layers: one mixer a file, all with the same contract (docs/architecture.md)."""
+
+from dlrnn.nn.dlr import DLR, DLRState
+from dlrnn.nn.optim import param_groups
+
+__all__ = ["DLR", "DLRState", "param_groups"]

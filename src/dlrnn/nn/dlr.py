@@ -1,0 +1,319 @@
+"""The DLR layer: a diagonal linear RNN, trained as a convolution, run as a recurrence."""
+
+import math
+from typing import ClassVar, Literal, cast, get_args, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dlrnn import ops
+from dlrnn.nn.streaming import Modes, RecurrentState, initial_state, read_chunk, read_step
+from dlrnn.ops import OnlineState
+from dlrnn.ops.checks import (
+    require,
+    require_device,
+    require_dtype,
+    require_finite,
+    require_shape,
+)
+
+Cast = Literal["real", "prod"]
+Activation = Literal["gelu", "silu", "relu", "identity"]
+DLRState = RecurrentState | OnlineState
+
+PROD_PAIRS_UP_TO = 32
+"""DLR-prod streams over N (N + 1) / 2 pairs of states up to this N, by online convolution above."""
+
+
+class DLR(nn.Module):
+    """`y = conv(K, u) + D u`, then activation, dropout and a linear map of the channels.
+
+    The kernel of channel h is `K_k = Re(sum_n W_hn lambda_n^k)` with one
+    `lambda = exp(-log_lambda_re^2 + i log_lambda_im)` for all channels, hence |lambda| <= 1.
+
+        layer = DLR(d_model=64, d_state=1024)
+        y = layer(x)                                  # x, y [B, L, 64]
+        y, state = layer(x, return_state=True)        # read a prefix ...
+        y_t, state = layer.step(x_t, state)           # ... and go on step by step, x_t [B, 64]
+
+    Args:
+        d_model: channels, H.
+        d_state: states, N: how long and how detailed a kernel can be.
+        bidirectional: a second kernel reads from right to left; such a layer cannot stream.
+        cast: "real" takes `Re(K)`, "prod" takes `Re(K) Im(K)` (DLR-prod).
+        real: real lambda and W (DLR-R).
+        kernel_length: kernels are cut to this many entries.
+        dt_min: with dt_max, bounds of `-2 log |lambda|` at initialisation (log-uniform).
+        dt_max: see dt_min; smaller is a longer memory.
+        glu: the linear map makes 2 H channels and a GLU halves them.
+        activation: "gelu", "silu", "relu" or "identity".
+        dropout: probability, after the activation.
+        project: False leaves out activation, dropout and linear map: a linear layer.
+    """
+
+    kernel_parameters: ClassVar[tuple[str, ...]] = ("log_lambda_re", "log_lambda_im", "W")
+    """The parameters that make the kernel: no weight decay, see `param_groups`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int,
+        *,
+        bidirectional: bool = False,
+        cast: Cast = "real",
+        real: bool = False,
+        kernel_length: int | None = None,
+        dt_min: float = 5e-4,
+        dt_max: float = 0.5,
+        glu: bool = False,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        project: bool = True,
+    ) -> None:
+        super().__init__()
+        require(d_model >= 1, f"d_model must be at least 1, not {d_model}")
+        require(d_state >= 1, f"d_state must be at least 1, not {d_state}")
+        require(cast in get_args(Cast), f"cast must be 'real' or 'prod', not {cast!r}")
+        require(
+            kernel_length is None or kernel_length >= 1,
+            f"kernel_length must be at least 1 or None for no limit, not {kernel_length}",
+        )
+        require(0 < dt_min <= dt_max, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
+        require(
+            activation in get_args(Activation),
+            f"activation must be one of {', '.join(get_args(Activation))}, not {activation!r}",
+        )
+        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        require(
+            not (real and cast == "prod"),
+            "real=True has no imaginary part, so cast='prod' would give a kernel of zeros",
+        )
+        require(
+            project or not (glu or dropout),
+            "project=False is a linear layer: it takes neither glu nor dropout",
+        )
+        self.d_model, self.d_state = d_model, d_state
+        self.bidirectional, self.cast, self.real = bidirectional, cast, real
+        self.kernel_length, self.dt_min, self.dt_max = kernel_length, dt_min, dt_max
+        self.glu, self.activation, self.project = glu, activation, project
+
+        rows, parts = d_model * (2 if bidirectional else 1), 1 if real else 2
+        self.log_lambda_re = nn.Parameter(torch.empty(d_state))
+        self.log_lambda_im = None if real else nn.Parameter(torch.empty(d_state))
+        self.W = nn.Parameter(torch.empty(rows, d_state, parts))
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The paper's initialisation: phases evenly around the circle, decays log-uniform."""
+        with torch.no_grad():
+            r = torch.empty_like(self.log_lambda_re)
+            r.uniform_(math.log(self.dt_min), math.log(self.dt_max))
+            self.log_lambda_re.copy_((r.exp() / 2).sqrt())
+            if self.log_lambda_im is not None:
+                self.log_lambda_im.copy_(2 * math.pi * torch.arange(self.d_state) / self.d_state)
+            self.W.normal_(std=1 / self.d_state)
+            self.D.normal_()
+        if self.out is not None:
+            self.out.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        shown = f"d_model={self.d_model}, d_state={self.d_state}, cast={self.cast!r}"
+        flags = [name for name in ("bidirectional", "real", "glu") if getattr(self, name)]
+        limit = [f"kernel_length={self.kernel_length}"] if self.kernel_length else []
+        return ", ".join((shown, *flags, *limit))
+
+    # ------------------------------------------------------------------------------ the kernel
+
+    def modes(self) -> Modes:
+        """W [H, N, 2] and log lambda [N, 2] (float64) as pairs, whatever the cast; 2 H rows if
+        bidirectional.
+        """
+        require_dtype("the parameters of a DLR layer", self.W)
+        require_finite("log_lambda_re", self.log_lambda_re)
+        require_finite("W", self.W)
+        log_modulus = -self.log_lambda_re.double().square()
+        if self.log_lambda_im is None:
+            W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
+            return Modes(W, torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1))
+        require_finite("log_lambda_im", self.log_lambda_im)
+        phase = self.log_lambda_im.double()
+        return Modes(self.W, torch.stack((log_modulus, phase), dim=-1))
+
+    def kernel(self, length: int) -> Float[Tensor, "rows K"]:
+        """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
+        require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
+        length = min(length, self.kernel_length or length)
+        W, log_lambda = self.modes()
+        if self.cast == "real":
+            return ops.vandermonde(W, log_lambda, length)
+        kernel = ops.complex_vandermonde(W, log_lambda, length)
+        return kernel[0] * kernel[1]
+
+    def _with_skip(self, kernel: Tensor) -> Tensor:
+        """`conv(K, u) + D u = conv(K + D at entry 0, u)`."""
+        return torch.cat((kernel[:, :1] + self.D[:, None], kernel[:, 1:]), dim=1)
+
+    # ------------------------------------------------------------------------------ whole
+
+    @overload
+    def forward(
+        self, x: Tensor, state: DLRState | None = ..., *, lengths: Tensor | None = ...
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        state: DLRState | None = ...,
+        *,
+        return_state: Literal[True],
+        lengths: Tensor | None = ...,
+    ) -> tuple[Tensor, DLRState]: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        state: DLRState | None = ...,
+        *,
+        return_state: bool,
+        lengths: Tensor | None = ...,
+    ) -> Tensor | tuple[Tensor, DLRState]: ...
+    def forward(
+        self,
+        x: Float[Tensor, "B L H"],
+        state: DLRState | None = None,
+        *,
+        return_state: bool = False,
+        lengths: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], DLRState]:
+        """Read x after `state`; `lengths` are the true lengths of a padded batch.
+
+        What lies beyond a sequence's length is ignored, and the output there is 0.
+        """
+        streams = return_state or state is not None
+        self._check(x, ("B", "L", self.d_model), streams)
+        require(x.shape[1] >= 1, "x has length 0: give it at least one position")
+        beyond = None if lengths is None else self._beyond(x, lengths)
+        u = x if beyond is None else x.masked_fill(beyond, 0)
+        require_finite("x", u)
+        if streams:
+            y, state = self._read_chunk(u.to(self.W.dtype), state, lengths)
+        else:
+            kernel = self.kernel(x.shape[1])
+            right, left = kernel[: self.d_model], kernel[self.d_model :]
+            y = ops.convolution(u, self._with_skip(right), left if self.bidirectional else None)
+        y = self._mix(y.to(x.dtype))
+        if beyond is not None:
+            y = y.masked_fill(beyond, 0)
+        return (y, cast("DLRState", state)) if return_state else y
+
+    def _mix(self, y: Tensor) -> Tensor:
+        if self.out is None:
+            return y
+        y = y if self.activation == "identity" else getattr(F, self.activation)(y)
+        y = self.out(self.dropout(y))
+        return F.glu(y, dim=-1) if self.glu else y
+
+    # ------------------------------------------------------------------------------ streaming
+
+    @property
+    def _online(self) -> bool:
+        return self.cast == "prod" and self.d_state > PROD_PAIRS_UP_TO
+
+    def _streaming_modes(self) -> Modes:
+        modes = self.modes()
+        return modes if self.cast == "real" else Modes(*ops.prod_modes(*modes))
+
+    def _online_kernel(self, length: int) -> Tensor:
+        return self._with_skip(self.kernel(length))
+
+    def initial_state(self, batch_size: int) -> DLRState:
+        """The state before the first position."""
+        self._check_streams()
+        if self._online:
+            nothing = self.W.new_zeros(batch_size, 0, self.d_model)
+            return ops.online_start(nothing, self._online_kernel, self.kernel_length)
+        return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
+
+    def step(
+        self, x: Float[Tensor, "B H"], state: DLRState | None = None
+    ) -> tuple[Float[Tensor, "B H"], DLRState]:
+        """One position: `y_t, state = layer.step(x_t, state)`, in constant time and memory."""
+        self._check(x, ("B", self.d_model), streams=True)
+        require_finite("x", x)
+        state = self.initial_state(x.shape[0]) if state is None else state
+        self._check_state(state, x.shape[0])
+        u = x.to(self.W.dtype)
+        if isinstance(state, OnlineState):
+            y, state = ops.online_step(u, state, self._online_kernel, self.kernel_length)
+            return self._mix(y.to(x.dtype)), state
+        y, state = read_step(u, self._streaming_modes(), state)
+        return self._mix((y + self.D * u).to(x.dtype)), state
+
+    def _read_chunk(
+        self, u: Tensor, state: DLRState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, DLRState]:
+        state = self.initial_state(u.shape[0]) if state is None else state
+        self._check_state(state, u.shape[0])
+        if isinstance(state, RecurrentState):
+            kernel = self._with_skip(self.kernel(self.kernel_length or u.shape[1]))
+            return read_chunk(u, self._streaming_modes(), kernel, state, lengths)
+        whole = torch.cat((state.history(), u), dim=1) if state.blocks else u
+        y = ops.convolution(whole, self._online_kernel(whole.shape[1]))[:, -u.shape[1] :]
+        if lengths is not None:
+            whole = ops.align_right(whole, lengths + whole.shape[1] - u.shape[1])
+        return y, ops.online_start(whole, self._online_kernel, self.kernel_length)
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check(self, x: Tensor, shape: tuple[int | str, ...], streams: bool) -> None:
+        require_shape("x", x, shape)
+        halves = (torch.bfloat16, torch.float16)
+        require_dtype("x", x, (self.W.dtype, *halves))
+        require_device("x", x, self.W.device)
+        if streams:
+            self._check_streams()
+
+    def _check_streams(self) -> None:
+        require(
+            not self.bidirectional,
+            "a bidirectional layer reads the future: it has no state and cannot stream",
+        )
+
+    def _check_state(self, state: DLRState, batch: int) -> None:
+        kind = OnlineState if self._online else RecurrentState
+        require(
+            isinstance(state, kind),
+            f"this layer's state is a {kind.__name__}, not a {type(state).__name__}",
+        )
+        if isinstance(state, RecurrentState):
+            pairs = self.d_state * (self.d_state + 1) // 2
+            states = self.d_state if self.cast == "real" else pairs
+            require_shape("state.x", state.x, (batch, self.d_model, states, 2))
+            require_shape("state.past", state.past, (batch, self.kernel_length or 0, self.d_model))
+        elif state.blocks:
+            require_shape(
+                "a block of the state", state.blocks[0].inputs, (batch, "p", self.d_model)
+            )
+
+    def _beyond(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """[B, L, 1], true where a position lies beyond its sequence."""
+        require_shape("lengths", lengths, (x.shape[0],))
+        require(
+            not lengths.is_floating_point() and lengths.dtype != torch.bool,
+            f"lengths must be whole numbers, not {str(lengths.dtype).removeprefix('torch.')}",
+        )
+        require_device("lengths", lengths, x.device)
+        if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and len(lengths):
+            low, high = int(lengths.min()), int(lengths.max())
+            require(
+                low >= 0 and high <= x.shape[1],
+                f"lengths must lie between 0 and {x.shape[1]}, the length of x, and not"
+                f" between {low} and {high}",
+            )
+        return (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]

@@ -1,0 +1,34 @@
+"""Optimizer groups by what a parameter does."""
+
+from typing import Any
+
+from torch import nn
+
+
+def param_groups(
+    model: nn.Module, *, lr: float, weight_decay: float = 0.0, kernel_lr: float | None = None
+) -> list[dict[str, Any]]:
+    """Groups for any optimizer: kernel parameters without weight decay, at their own rate.
+
+    A module names its kernel parameters in `kernel_parameters` (DLR: lambda and W). All others get
+    the weight decay, as in the paper. Frozen parameters are left out, shared ones come once.
+
+        torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.05, kernel_lr=1e-4))
+    """
+    kernel = {
+        id(parameter): parameter
+        for module in model.modules()
+        for name in getattr(module, "kernel_parameters", ())
+        if (parameter := getattr(module, name)) is not None and parameter.requires_grad
+    }
+    other = [p for p in model.parameters() if p.requires_grad and id(p) not in kernel]
+    groups = [
+        {"params": other, "lr": lr, "weight_decay": weight_decay, "role": "other"},
+        {
+            "params": list(kernel.values()),
+            "lr": lr if kernel_lr is None else kernel_lr,
+            "weight_decay": 0.0,
+            "role": "kernel",
+        },
+    ]
+    return [group for group in groups if group["params"]]

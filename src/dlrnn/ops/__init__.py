@@ -1,0 +1,33 @@
+"""Pure tensor functions: the Vandermonde product, long convolution, recurrence, online convolution.
+
+No modules, no configuration, no randomness. `reference` holds the slow definition of each.
+"""
+
+from dlrnn.ops.backends import backend_for, use_backend
+from dlrnn.ops.convolution import convolution, fast_length
+from dlrnn.ops.online import OnlineState, online_start, online_step
+from dlrnn.ops.pairs import conjugate, pair_product, powers
+from dlrnn.ops.products import prod_modes
+from dlrnn.ops.recurrence import advance, align_right, response, step
+from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
+
+__all__ = [
+    "OnlineState",
+    "advance",
+    "align_right",
+    "backend_for",
+    "complex_vandermonde",
+    "conjugate",
+    "convolution",
+    "fast_length",
+    "online_start",
+    "online_step",
+    "pair_product",
+    "powers",
+    "prod_modes",
+    "response",
+    "step",
+    "use_backend",
+    "vandermonde",
+    "vandermonde_adjoint",
+]

@@ -1,0 +1,52 @@
+"""Bad input gets one clear sentence, before any work starts."""
+
+import math
+
+import torch
+from torch import Tensor
+
+REAL = (torch.float32, torch.float64)
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise ValueError with `sentence` unless `condition` holds."""
+    if not condition:
+        raise ValueError(sentence)
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
+    """A letter in `shape` is any size, a number that size: `("B", "L", 64)`."""
+    fits = tensor.dim() == len(shape) and all(
+        isinstance(want, str) or want == have
+        for want, have in zip(shape, tensor.shape, strict=True)
+    )
+    wanted = ", ".join(str(size) for size in shape)
+    require(fits, f"{name} must have the shape [{wanted}], not {list(tensor.shape)}")
+
+
+def require_dtype(name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...] = REAL) -> None:
+    """The tensor's dtype is one of `allowed`."""
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+    have = str(tensor.dtype).removeprefix("torch.")
+    require(tensor.dtype in allowed, f"{name} must be {names}, not {have}")
+
+
+def require_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """The tensor lies on `device`."""
+    sentence = f"{name} is on {tensor.device}, the layer on {device}: move one of them with .to()"
+    require(tensor.device == device, sentence)
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """No NaN and no infinity, where looking costs no synchronisation: eager mode on the CPU.
+
+    On a GPU or under a compiler nothing is looked at: reading a value back would stall the device.
+    One NaN would otherwise reach every position, earlier ones too, through the FFT.
+    """
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or tensor.numel() == 0:
+        return
+    if math.isfinite(tensor.detach().sum(dtype=torch.float64).item()):  # one pass, no temporary
+        return
+    bad = (~tensor.detach().isfinite()).nonzero()[0].tolist()
+    value = tensor.detach()[tuple(bad)].item()
+    raise ValueError(f"{name} holds {value} at {bad}: every value must be finite")

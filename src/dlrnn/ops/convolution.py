@@ -1,0 +1,157 @@
+"""Long convolution, causal and two-sided, for any length.
+
+    y_i = sum_{j<=i} right_{i-j} u_j  +  sum_{j>i} left_{j-i-1} u_j
+
+The Toeplitz matrix of the two kernels sits inside a circulant one of size
+`n >= L + max(len(right) - 1, len(left))`, so nothing wraps around; n is the next size that is fast
+to transform. Channels are done a few at a time: temporaries stay in the cache of a CPU, and the
+memory stays of the order of u. Spectra are computed again in backward instead of stored.
+Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dlrnn.ops.backends import backend_for
+from dlrnn.ops.checks import require, require_dtype
+
+# Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
+DIRECT = 4
+
+
+def convolution(
+    u: Float[Tensor, "B L H"],
+    right: Float[Tensor, "H Kr"],
+    left: Float[Tensor, "H Kl"] | None = None,
+) -> Float[Tensor, "B L H"]:
+    """Convolve each channel of u with its kernel; `left` reads from right to left, if given."""
+    left = right[:, :0] if left is None else left
+    for name, kernel in (("right", right), ("left", left)):
+        require_dtype(f"the {name} kernel", kernel)
+        require(
+            kernel.shape[-1] <= u.shape[1],
+            f"the {name} kernel has {kernel.shape[-1]} entries, more than the length {u.shape[1]}",
+        )
+    require(right.shape[-1] >= 1, "the right kernel needs at least one entry")
+    require(
+        u.device == right.device == left.device,
+        f"u is on {u.device}, its kernel on {right.device}: move one of them",
+    )
+    if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
+        return _direct(u, right)
+    y: Tensor = _convolution(u, right, left)
+    return y
+
+
+def fast_length(minimum: int) -> int:
+    """The smallest even `2^a 3^b 5^c >= minimum`: a size that every FFT library likes."""
+    best: int = 2 ** max(1, (minimum - 1).bit_length())
+    five = 1
+    while five < best:
+        odd = five
+        while odd < best:
+            size = odd * 2 ** max(1, (-(-minimum // odd) - 1).bit_length())
+            best = min(best, size)
+            odd *= 3
+        five *= 5
+    return best
+
+
+def _direct(u: Tensor, kernel: Tensor) -> Tensor:
+    length = u.shape[1]
+    padded = torch.nn.functional.pad(u.to(kernel.dtype), (0, 0, kernel.shape[-1] - 1, 0))
+    y = kernel[:, -1] * padded[:, :length]
+    for k in range(1, kernel.shape[-1]):
+        y = torch.addcmul(y, kernel[:, -1 - k], padded[:, k : k + length])
+    return y.to(u.dtype)
+
+
+@torch.library.custom_op("dlrnn::convolution", mutates_args=())
+def _convolution(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+    backend_for("convolution")
+    size = _size(u, right, left)
+    y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    for h in _channels(u, size):
+        u_f = _spectrum(u[..., h], size, right.dtype)
+        u_f *= _kernel_spectrum(right[h], left[h], size)
+        y[..., h] = _signal(u_f, size)[..., : u.shape[1]].transpose(1, 2)
+    return y
+
+
+@_convolution.register_fake
+def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+    return torch.empty(u.shape, dtype=u.dtype, device=u.device)
+
+
+@torch.library.custom_op("dlrnn::convolution_backward", mutates_args=())
+def _backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    size, length = _size(u, right, left), u.shape[1]
+    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    d_right, d_left = torch.empty_like(right), torch.empty_like(left)
+    for h in _channels(u, size):
+        dy_f = _spectrum(dy[..., h], size, right.dtype)
+        u_f = _spectrum(u[..., h], size, right.dtype)
+        d_kernel = _signal((u_f.conj_physical_().mul_(dy_f)).sum(0), size)  # [h, n]
+        d_right[h] = d_kernel[:, : right.shape[1]]
+        d_left[h] = d_kernel[:, size - left.shape[1] :].flip(-1)
+        dy_f *= _kernel_spectrum(right[h], left[h], size).conj_physical_()
+        du[..., h] = _signal(dy_f, size)[..., :length].transpose(1, 2)
+    return du, d_right, d_left
+
+
+@_backward.register_fake
+def _(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    return du, torch.empty_like(right), torch.empty_like(left)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    du, d_right, d_left = _backward(dy, *ctx.saved_tensors)
+    return du, d_right, d_left
+
+
+_convolution.register_autograd(_gradients, setup_context=_setup)
+
+
+def _size(u: Tensor, right: Tensor, left: Tensor) -> int:
+    return fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
+
+
+def _channels(u: Tensor, size: int) -> Iterator[slice]:
+    """Blocks of channels whose padded signals hold 2 MiB of fp32 on a CPU, 1 GiB elsewhere."""
+    workspace = 2**19 if u.device.type == "cpu" else 2**28
+    channels = max(1, workspace // (size * max(1, u.shape[0])))
+    if channels >= 16:
+        channels -= channels % 16  # whole cache lines of u
+    for start in range(0, u.shape[2], channels):
+        yield slice(start, min(start + channels, u.shape[2]))
+
+
+def _spectrum(u: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """[B, L, h] -> [B, h, n/2 + 1], zero-padded."""
+    padded = torch.empty(u.shape[0], u.shape[2], size, dtype=dtype, device=u.device)
+    padded[..., : u.shape[1]] = u.transpose(1, 2)
+    padded[..., u.shape[1] :] = 0
+    spectrum: Tensor = torch.fft.rfft(padded)
+    return spectrum
+
+
+def _kernel_spectrum(right: Tensor, left: Tensor, size: int) -> Tensor:
+    kernel = torch.zeros(right.shape[0], size, dtype=right.dtype, device=right.device)
+    kernel[:, : right.shape[1]] = right
+    kernel[:, size - left.shape[1] :] = left.flip(-1)
+    spectrum: Tensor = torch.fft.rfft(kernel)
+    return spectrum
+
+
+def _signal(spectrum: Tensor, size: int) -> Tensor:
+    signal: Tensor = torch.fft.irfft(spectrum, n=size)
+    return signal

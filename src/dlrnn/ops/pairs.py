@@ -1,0 +1,30 @@
+"""Complex numbers as real pairs: a last dimension of 2 that holds (re, im)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def pair_product(a: Float[Tensor, "*#s 2"], b: Float[Tensor, "*#s 2"]) -> Float[Tensor, "*_ 2"]:
+    """The complex product `a b`, in real arithmetic (which compilers fuse), broadcasting."""
+    a_re, a_im = a.unbind(-1)
+    b_re, b_im = b.unbind(-1)
+    return torch.stack((a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re), dim=-1)
+
+
+def conjugate(a: Float[Tensor, "*s 2"]) -> Float[Tensor, "*s 2"]:
+    """(re, im) -> (re, -im)."""
+    return a * a.new_tensor((1.0, -1.0))
+
+
+def powers(log_lambda: Float[Tensor, "*n 2"], exponent: Tensor) -> Float[Tensor, "*_ 2"]:
+    """`lambda^exponent = exp(exponent * log lambda)` as float64 pairs, broadcasting.
+
+    The phase `exponent * Im log lambda` is formed and reduced modulo 2 pi in float64: for a
+    float32 phase and an exponent below 2^29 the product is exact.
+    """
+    log_lambda = log_lambda.double()
+    exponent = exponent.to(torch.float64)
+    modulus = torch.exp(log_lambda[..., 0] * exponent)
+    phase = log_lambda[..., 1] * exponent
+    return torch.stack((modulus * phase.cos(), modulus * phase.sin()), dim=-1)

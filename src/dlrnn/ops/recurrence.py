@@ -1,0 +1,78 @@
+"""The recurrence `x_k = lambda x_{k-1} + u_k`, `y_k = Re <W, x_k>`: one step, or a chunk at once.
+
+A state is [B, H, N, 2], real pairs. Letters: u [B, L, H] or, for a step, [B, H].
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dlrnn.ops.backends import backend_for
+from dlrnn.ops.pairs import conjugate, pair_product, powers
+from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
+
+
+def step(
+    u: Float[Tensor, "B H"],
+    W: Float[Tensor, "H N 2"],
+    log_lambda: Float[Tensor, "N 2"],
+    state: Float[Tensor, "B H N 2"],
+    *,
+    leaving: Float[Tensor, "B H"] | None = None,
+    window: int = 0,
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H N 2"]]:
+    """One step: `x' = lambda x + u` and `y = Re <W, x'>`.
+
+    With a restricted kernel, `leaving` is the input that is now `window` steps old; what is left
+    of it, `lambda^window leaving`, is taken out of the state.
+
+    Computed in float64 and rounded once: a lambda rounded to fp32 would turn the phase a little
+    further with every step.
+    """
+    backend_for("step")
+    lam = powers(log_lambda, log_lambda.new_ones(()))  # [N, 2]
+    x = pair_product(lam, state.double())
+    x = torch.stack((x[..., 0] + u[..., None], x[..., 1]), dim=-1)
+    if leaving is not None:
+        gone = powers(log_lambda, log_lambda.new_full((), window))
+        x = x - gone * leaving[..., None, None]
+    x = x.to(state.dtype)
+    return torch.einsum("bhnc,hnc->bh", x, conjugate(W)), x
+
+
+def advance(
+    u: Float[Tensor, "B L H"],
+    log_lambda: Float[Tensor, "N 2"],
+    state: Float[Tensor, "B H N 2"] | None = None,
+    lengths: Int[Tensor, " B"] | None = None,
+) -> Float[Tensor, "B H N 2"]:
+    """The state after a chunk: `lambda^L x + sum_j lambda^(L-1-j) u_j`.
+
+    With `lengths`, u is aligned to the right (see `align_right`), and L is each sequence's own.
+    """
+    moments = vandermonde_adjoint(u.flip(1).transpose(1, 2), log_lambda)
+    if state is None:
+        return moments
+    count = lengths if lengths is not None else torch.full((1,), u.shape[1], device=u.device)
+    decay = powers(log_lambda, count[:, None, None]).to(state.dtype)  # [B or 1, 1, N, 2]
+    return moments + pair_product(decay, state)
+
+
+def response(
+    W: Float[Tensor, "H N 2"],
+    log_lambda: Float[Tensor, "N 2"],
+    state: Float[Tensor, "B H N 2"],
+    length: int,
+) -> Float[Tensor, "B {length} H"]:
+    """What a state adds to the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
+    lam = powers(log_lambda, log_lambda.new_ones(())).to(state.dtype)
+    weight = pair_product(W, pair_product(lam, state))
+    return vandermonde(weight, log_lambda, length).transpose(1, 2)
+
+
+def align_right(u: Float[Tensor, "B L H"], lengths: Int[Tensor, " B"]) -> Float[Tensor, "B L H"]:
+    """Move each sequence's `lengths[b]` entries to the end, zeros before them."""
+    length = u.shape[1]
+    source = torch.arange(length, device=u.device) - (length - lengths[:, None])  # [B, L]
+    moved = u.gather(1, source.clamp(min=0)[..., None].expand_as(u))
+    return moved.masked_fill((source < 0)[..., None], 0)

@@ -1,0 +1,220 @@
+"""The Vandermonde product `K = Re(W P)`, `P_nk = lambda_n^k`, and its adjoint `M = v P^T`.
+
+P (N x L) never exists. A position is split as `k = a + S b`, so that
+
+    K[a + S b] = Re sum_n (W_n lambda_n^(S b)) lambda_n^a ,
+
+which is one real matrix product `[V_re, -V_im] [A_re; A_im]` of the scaled weights
+`V = W lambda^(S b)` (one row for each b) with the fine table `A = lambda^a` (N x S). Both tables
+are made in float64, phases reduced before they are rounded, hence right for every length.
+The adjoint runs the same product backwards. Each is the other's derivative:
+
+    dW = conj(adjoint(dK)),     d log lambda_n = sum_h W_hn adjoint(k dK)_hn ,
+
+so nothing but the arguments is kept for backward, and second derivatives come for free.
+The imaginary part needs no code of its own: `Im(W P) = Re((-i W) P)`.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dlrnn.ops.backends import backend_for
+from dlrnn.ops.checks import require, require_dtype, require_shape
+from dlrnn.ops.pairs import conjugate, pair_product, powers
+
+
+def vandermonde(
+    W: Float[Tensor, "*rows N 2"], log_lambda: Float[Tensor, "N 2"], length: int
+) -> Float[Tensor, "*rows {length}"]:
+    """`K_k = Re(sum_n W_n lambda_n^k)` for k = 0 .. length-1, in the precision of W."""
+    _check(W, log_lambda)
+    require_shape("W", W[(0,) * (W.dim() - 2)], (log_lambda.shape[0], 2))
+    require(length >= 1, f"length must be at least 1, not {length}")
+    rows = W.reshape(-1, *W.shape[-2:])
+    kernel: Tensor = _vandermonde(rows, log_lambda.double(), length)
+    return kernel.reshape(*W.shape[:-2], length)
+
+
+def vandermonde_adjoint(
+    v: Float[Tensor, "*rows L"], log_lambda: Float[Tensor, "N 2"]
+) -> Float[Tensor, "*rows N 2"]:
+    """`M_n = sum_k v_k lambda_n^k`, pairs, in the precision of v."""
+    _check(v, log_lambda)
+    moments: Tensor = _adjoint(v.reshape(-1, v.shape[-1]), log_lambda.double())
+    return moments.reshape(*v.shape[:-1], *log_lambda.shape)
+
+
+def complex_vandermonde(
+    W: Float[Tensor, "*rows N 2"], log_lambda: Float[Tensor, "N 2"], length: int
+) -> Float[Tensor, "2 *rows {length}"]:
+    """`Re(W P)` and `Im(W P)` in one pass, stacked."""
+    minus_i_W = torch.stack((W[..., 1], -W[..., 0]), dim=-1)
+    return vandermonde(torch.stack((W, minus_i_W)), log_lambda, length)
+
+
+def _check(values: Tensor, log_lambda: Tensor) -> None:
+    require_dtype("the values of a Vandermonde product", values)
+    require_shape("log_lambda", log_lambda, ("N", 2))
+    require(
+        values.device == log_lambda.device,
+        f"values are on {values.device}, log_lambda on {log_lambda.device}: move one of them",
+    )
+
+
+# ---------------------------------------------------------------------------------- forward
+
+
+@torch.library.custom_op("dlrnn::vandermonde", mutates_args=())
+def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+    backend_for("vandermonde")
+    rows, states, _ = W.shape
+    split, blocks = _split(W, length)
+    fine = _fine_table(log_lambda, split, W.dtype)  # [N 2, S]
+    W_conj = torch.view_as_complex(W.contiguous()).conj().resolve_conj()
+    kernel = W.new_empty(rows, blocks, split)
+    for r, b in _tiles(W, rows, blocks, states):
+        coarse = _coarse_table(log_lambda, split, b, W.dtype).conj()  # [b, N]
+        scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
+        flat = torch.view_as_real(scaled.resolve_conj()).view(-1, 2 * states)
+        kernel[r, b] = _matmul(flat, fine).view(scaled.shape[0], -1, split)
+    return kernel.view(rows, blocks * split)[:, :length].contiguous()
+
+
+@_vandermonde.register_fake
+def _(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+    return W.new_empty(W.shape[0], length)
+
+
+# ---------------------------------------------------------------------------------- adjoint
+
+
+@torch.library.custom_op("dlrnn::vandermonde_adjoint", mutates_args=())
+def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
+    backend_for("vandermonde_adjoint")
+    (rows, length), states = v.shape, log_lambda.shape[0]
+    split, blocks = _split(v, length)
+    fine = _fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
+    v = torch.nn.functional.pad(v, (0, blocks * split - length)).view(rows, blocks, split)
+    moments = torch.zeros(rows, states, dtype=_complex_dtype(v.dtype), device=v.device)
+    for r, b in _tiles(v, rows, blocks, states):
+        partial = _matmul(v[r, b].reshape(-1, split), fine)  # sum over a
+        partial = torch.view_as_complex(partial.view(r.stop - r.start, -1, states, 2))
+        coarse = _coarse_table(log_lambda, split, b, v.dtype)
+        moments[r] += partial.mul_(coarse).sum(1)  # sum over b
+    return torch.view_as_real(moments).contiguous()
+
+
+@_adjoint.register_fake
+def _(v: Tensor, log_lambda: Tensor) -> Tensor:
+    return v.new_empty(v.shape[0], *log_lambda.shape)
+
+
+# ---------------------------------------------------------------------------------- derivatives
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _moments(v: Tensor, log_lambda: Tensor, with_slope: bool) -> tuple[Tensor, Tensor | None]:
+    """`sum_k v_k lambda^k` and, in the same pass, `sum_k k v_k lambda^k`."""
+    if not with_slope:
+        return _adjoint(v, log_lambda), None
+    position = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
+    both: Tensor = _adjoint(torch.cat((v, position * v)), log_lambda)
+    moments, slope = both.chunk(2)
+    return moments, slope
+
+
+def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
+    """`sum_rows (Re, -Im)(weight slope)`: the derivative along log |lambda| and along the phase."""
+    return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
+
+
+def _vandermonde_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    W, log_lambda = ctx.saved_tensors
+    moments, slope = _moments(grad.contiguous(), log_lambda, ctx.needs_input_grad[1])
+    d_log_lambda = None if slope is None else _log_lambda_gradient(W, slope)
+    return conjugate(moments), d_log_lambda, None
+
+
+def _adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    v, log_lambda = ctx.saved_tensors
+    weight = conjugate(grad.contiguous())
+    dv = _vandermonde(weight, log_lambda, v.shape[-1]) if ctx.needs_input_grad[0] else None
+    d_log_lambda = None
+    if ctx.needs_input_grad[1]:
+        position = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
+        d_log_lambda = _log_lambda_gradient(weight, _adjoint(position * v, log_lambda))
+    return dv, d_log_lambda
+
+
+_vandermonde.register_autograd(_vandermonde_backward, setup_context=_setup)
+_adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
+
+
+# ---------------------------------------------------------------------------------- tables
+
+
+def _complex_dtype(real: torch.dtype) -> torch.dtype:
+    return torch.complex128 if real == torch.float64 else torch.complex64
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+def _split(like: Tensor, length: int) -> tuple[int, int]:
+    """S and L/S: the tables hold N S and rows N L/S numbers, which balance at S^2 = rows L."""
+    balanced = 2 ** round(math.log2(like.shape[0] * length + 1) / 2)
+    split = min(max(balanced, 16), 512, length)
+    return split, -(-length // split)
+
+
+def _workspace(like: Tensor) -> int:
+    """Complex numbers that a temporary may hold: 4 MiB of fp32 on a CPU (its cache), else 64."""
+    return 2**19 if like.device.type == "cpu" else 2**23
+
+
+def _tiles(like: Tensor, rows: int, blocks: int, states: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and blocks, cut so that rows x blocks x states stays within the workspace."""
+    workspace = _workspace(like)
+    rows_a_tile = max(1, min(rows, workspace // states))
+    blocks_a_tile = max(1, workspace // (states * rows_a_tile))
+    for r in range(0, rows, rows_a_tile):
+        for b in range(0, blocks, blocks_a_tile):
+            yield (
+                slice(r, min(r + rows_a_tile, rows)),
+                slice(b, min(b + blocks_a_tile, blocks)),
+            )
+
+
+def _fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
+    """`lambda_n^a`, a < split, as a real matrix [2 N, split] whose rows alternate re, im.
+
+    The same split again, `a = c + s d`, saves most of the exponentials; a few states at a time.
+    """
+    states, inner = log_lambda.shape[0], 2 ** (split.bit_length() // 2)
+    device = log_lambda.device
+    units = powers(log_lambda[:, None], torch.arange(inner, device=device))
+    steps = powers(log_lambda[:, None], torch.arange(0, split, inner, device=device))
+    units, steps = torch.view_as_complex(units), torch.view_as_complex(steps)
+    table = torch.empty(states, 2, split, dtype=dtype, device=device)
+    stride = max(1, _workspace(log_lambda) // (8 * split))
+    for start in range(0, states, stride):
+        n = slice(start, start + stride)
+        product = (steps[n, :, None] * units[n, None, :]).flatten(1)[:, :split]
+        table[n, 0], table[n, 1] = product.real, product.imag
+    return table.view(2 * states, split)
+
+
+def _coarse_table(log_lambda: Tensor, split: int, block: slice, dtype: torch.dtype) -> Tensor:
+    """`lambda_n^(split b)` for b in block, complex [b, N]."""
+    position = split * torch.arange(block.start, block.stop, device=log_lambda.device)
+    return torch.view_as_complex(powers(log_lambda, position[:, None]).to(dtype))
