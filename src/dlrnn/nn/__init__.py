@@ -2,5 +2,6 @@
 
 from dlrnn.nn.dlr import DLR, DLRState
 from dlrnn.nn.optim import param_groups
+from dlrnn.nn.streaming import RecurrentState
 
-__all__ = ["DLR", "DLRState", "param_groups"]
+__all__ = ["DLR", "DLRState", "RecurrentState", "param_groups"]

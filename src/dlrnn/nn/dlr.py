@@ -135,19 +135,20 @@ class DLR(nn.Module):
         bidirectional.
         """
         require_dtype("the parameters of a DLR layer", self.W)
-        require_finite("log_lambda_re", self.log_lambda_re)
-        require_finite("W", self.W)
         log_modulus = -self.log_lambda_re.double().square()
         if self.log_lambda_im is None:
             W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
             return Modes(W, torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1))
-        require_finite("log_lambda_im", self.log_lambda_im)
         phase = self.log_lambda_im.double()
         return Modes(self.W, torch.stack((log_modulus, phase), dim=-1))
 
     def kernel(self, length: int) -> Float[Tensor, "rows K"]:
         """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
-        require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
+        if length < 1:
+            raise ValueError(f"a kernel needs a length of at least 1, not {length}")
+        for name in self.kernel_parameters:
+            if (parameter := getattr(self, name)) is not None:
+                require_finite(name, parameter)
         length = min(length, self.kernel_length or length)
         W, log_lambda = self.modes()
         if self.cast == "real":

@@ -9,7 +9,10 @@ REAL = (torch.float32, torch.float64)
 
 
 def require(condition: bool, sentence: str) -> None:
-    """Raise ValueError with `sentence` unless `condition` holds."""
+    """Raise ValueError with `sentence` unless `condition` holds.
+
+    Not for sentences that name a tensor's sizes: writing one down fixes it in a compiled graph.
+    """
     if not condition:
         raise ValueError(sentence)
 
@@ -20,8 +23,9 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> No
         isinstance(want, str) or want == have
         for want, have in zip(shape, tensor.shape, strict=True)
     )
-    wanted = ", ".join(str(size) for size in shape)
-    require(fits, f"{name} must have the shape [{wanted}], not {list(tensor.shape)}")
+    if not fits:
+        wanted = ", ".join(str(size) for size in shape)
+        raise ValueError(f"{name} must have the shape [{wanted}], not {list(tensor.shape)}")
 
 
 def require_dtype(name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...] = REAL) -> None:

@@ -32,10 +32,11 @@ def convolution(
     left = right[:, :0] if left is None else left
     for name, kernel in (("right", right), ("left", left)):
         require_dtype(f"the {name} kernel", kernel)
-        require(
-            kernel.shape[-1] <= u.shape[1],
-            f"the {name} kernel has {kernel.shape[-1]} entries, more than the length {u.shape[1]}",
-        )
+        if kernel.shape[-1] > u.shape[1]:
+            entries, length = kernel.shape[-1], u.shape[1]
+            raise ValueError(
+                f"the {name} kernel has {entries} entries, more than {length}, u's length"
+            )
     require(right.shape[-1] >= 1, "the right kernel needs at least one entry")
     require(
         u.device == right.device == left.device,
@@ -91,7 +92,7 @@ def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
 def _backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size, length = _size(u, right, left), u.shape[1]
     du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    d_right, d_left = torch.empty_like(right), torch.empty_like(left)
+    d_right, d_left = torch.zeros_like(right), torch.zeros_like(left)
     for h in _channels(u, size):
         dy_f = _spectrum(dy[..., h], size, right.dtype)
         u_f = _spectrum(u[..., h], size, right.dtype)
@@ -126,13 +127,19 @@ def _size(u: Tensor, right: Tensor, left: Tensor) -> int:
 
 
 def _channels(u: Tensor, size: int) -> Iterator[slice]:
-    """Blocks of channels whose padded signals hold 2 MiB of fp32 on a CPU, 1 GiB elsewhere."""
-    workspace = 2**19 if u.device.type == "cpu" else 2**28
-    channels = max(1, workspace // (size * max(1, u.shape[0])))
+    """Blocks of channels whose padded signals fit into the workspace; none for an empty batch."""
+    if u.shape[0] == 0:
+        return
+    channels = max(1, _workspace(u) // (size * u.shape[0]))
     if channels >= 16:
         channels -= channels % 16  # whole cache lines of u
     for start in range(0, u.shape[2], channels):
         yield slice(start, min(start + channels, u.shape[2]))
+
+
+def _workspace(u: Tensor) -> int:
+    """Numbers that a temporary may hold: 2 MiB of fp32 on a CPU (its cache), 1 GiB elsewhere."""
+    return 2**19 if u.device.type == "cpu" else 2**28
 
 
 def _spectrum(u: Tensor, size: int, dtype: torch.dtype) -> Tensor:

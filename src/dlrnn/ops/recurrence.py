@@ -30,14 +30,15 @@ def step(
     further with every step.
     """
     backend_for("step")
-    lam = powers(log_lambda, log_lambda.new_ones(()))  # [N, 2]
-    x = pair_product(lam, state.double())
-    x = torch.stack((x[..., 0] + u[..., None], x[..., 1]), dim=-1)
+    lam_re, lam_im = powers(log_lambda, log_lambda.new_ones(())).unbind(-1)  # [N]
+    x_re, x_im = state.double().unbind(-1)  # [B, H, N]
+    re = torch.addcmul(u[..., None], lam_re, x_re).addcmul(lam_im, x_im, value=-1)
+    im = (lam_re * x_im).addcmul(lam_im, x_re)
+    x = torch.stack((re, im), dim=-1)
     if leaving is not None:
-        gone = powers(log_lambda, log_lambda.new_full((), window))
-        x = x - gone * leaving[..., None, None]
+        x = x - powers(log_lambda, log_lambda.new_full((), window)) * leaving[..., None, None]
     x = x.to(state.dtype)
-    return torch.einsum("bhnc,hnc->bh", x, conjugate(W)), x
+    return (x * conjugate(W)).sum((-2, -1)), x
 
 
 def advance(

@@ -33,10 +33,12 @@ def vandermonde(
 ) -> Float[Tensor, "*rows {length}"]:
     """`K_k = Re(sum_n W_n lambda_n^k)` for k = 0 .. length-1, in the precision of W."""
     _check(W, log_lambda)
-    require_shape("W", W[(0,) * (W.dim() - 2)], (log_lambda.shape[0], 2))
-    require(length >= 1, f"length must be at least 1, not {length}")
-    rows = W.reshape(-1, *W.shape[-2:])
-    kernel: Tensor = _vandermonde(rows, log_lambda.double(), length)
+    rows = tuple("." for _ in W.shape[:-2])
+    require_shape("W", W, (*rows, log_lambda.shape[0], 2))
+    if length < 1:
+        raise ValueError(f"length must be at least 1, not {length}")
+    flat = W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
+    kernel: Tensor = _vandermonde(flat, log_lambda.double(), length)
     return kernel.reshape(*W.shape[:-2], length)
 
 
@@ -45,7 +47,8 @@ def vandermonde_adjoint(
 ) -> Float[Tensor, "*rows N 2"]:
     """`M_n = sum_k v_k lambda_n^k`, pairs, in the precision of v."""
     _check(v, log_lambda)
-    moments: Tensor = _adjoint(v.reshape(-1, v.shape[-1]), log_lambda.double())
+    flat = v.reshape(math.prod(v.shape[:-1]), v.shape[-1])
+    moments: Tensor = _adjoint(flat, log_lambda.double())
     return moments.reshape(*v.shape[:-1], *log_lambda.shape)
 
 
@@ -75,18 +78,19 @@ def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     rows, states, _ = W.shape
     split, blocks = _split(W, length)
     fine = _fine_table(log_lambda, split, W.dtype)  # [N 2, S]
-    W_conj = torch.view_as_complex(W.contiguous()).conj().resolve_conj()
+    # conj_physical: inside a compiled graph the lazy conj() bit of a tensor is not honoured here
+    W_conj = torch.view_as_complex(W.contiguous()).conj_physical()
     kernel = W.new_empty(rows, blocks, split)
     for r, b in _tiles(W, rows, blocks, states):
-        coarse = _coarse_table(log_lambda, split, b, W.dtype).conj()  # [b, N]
+        coarse = _coarse_table(log_lambda, split, b, W.dtype).conj_physical_()  # [b, N]
         scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
-        flat = torch.view_as_real(scaled.resolve_conj()).view(-1, 2 * states)
+        flat = torch.view_as_real(scaled).view(-1, 2 * states)
         kernel[r, b] = _matmul(flat, fine).view(scaled.shape[0], -1, split)
     return kernel.view(rows, blocks * split)[:, :length].contiguous()
 
 
 @_vandermonde.register_fake
-def _(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
     return W.new_empty(W.shape[0], length)
 
 
@@ -117,7 +121,7 @@ def _(v: Tensor, log_lambda: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- derivatives
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 

@@ -1,0 +1,21 @@
+"""What every test stands on: fixed seeds, one device, uninitialised memory full of NaN."""
+
+import hypothesis
+import pytest
+import torch
+from support import DEVICE
+
+hypothesis.settings.register_profile("dlrnn", deadline=None, max_examples=30, derandomize=True)
+hypothesis.settings.load_profile("dlrnn")
+
+
+@pytest.fixture(autouse=True)
+def surroundings():
+    """In deterministic mode `torch.empty` gives NaN, so that an entry nobody wrote shows."""
+    torch.manual_seed(0)
+    if DEVICE.type == "cpu":
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        assert torch.empty(3).isnan().all(), "uninitialised memory is not poisoned"
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,150 @@
+"""torch.compile, torch.export and DDP, each in a fresh interpreter without the shape checker."""
+
+import shutil
+
+import pytest
+from support import DEVICE, run_python
+
+PRELUDE = f"""
+import torch
+from dlrnn import DLR
+torch.manual_seed(0)
+device = torch.device({str(DEVICE)!r})
+def close(a, b, tolerance=1e-5):
+    error = ((a - b).norm() / b.norm()).item()
+    assert error <= tolerance, error
+"""
+
+FORWARD = """
+for options in ({}, {"cast": "prod"}, {"bidirectional": True, "glu": True}, {"kernel_length": 9},
+                {"real": True}, {"project": False}):
+    torch._dynamo.reset()
+    layer = DLR(4, 6, **options).to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend=BACKEND)
+    x = torch.randn(2, 50, 4, device=device, requires_grad=True)
+    lengths = torch.tensor([50, 20], device=device)
+    for arguments in ({}, {"lengths": lengths}):
+        y, expected = compiled(x, **arguments), layer(x, **arguments)
+        close(y, expected)
+        grad, inputs = torch.randn_like(y), (x, *layer.parameters())
+        have, want = (torch.autograd.grad(output, inputs, grad) for output in (y, expected))
+        for a, b in zip(have, want):
+            close(a, b)
+    if layer.bidirectional:
+        continue
+    y, state = compiled(x, return_state=True)
+    expected, expected_state = layer(x, return_state=True)
+    close(state.x, expected_state.x)
+    step = torch.compile(layer.step, fullgraph=True, backend=BACKEND)
+    y, state = step(x[:, 0], state)
+    expected, expected_state = layer.step(x[:, 0], expected_state)
+    close(y, expected)
+    close(state.x, expected_state.x)
+print("ok")
+"""
+
+
+def test_whole_graph_without_breaks():
+    assert "ok" in run_python(PRELUDE + 'BACKEND = "aot_eager"' + FORWARD)
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="inductor needs a C++ compiler on this machine")
+def test_inductor_gives_the_same_without_a_warning():
+    code = """
+import warnings
+warnings.filterwarnings("error", message=".*complex.*")
+layer = DLR(4, 6).to(device)
+compiled = torch.compile(layer, fullgraph=True)
+x = torch.randn(2, 50, 4, device=device)
+y = compiled(x)
+close(y, layer(x))
+step = torch.compile(layer.step, fullgraph=True)
+y, state = step(x[:, 0], layer.initial_state(2))
+close(y, layer.step(x[:, 0])[0])
+print("ok")
+"""
+    assert "ok" in run_python(PRELUDE + code)
+
+
+def test_one_graph_serves_many_lengths():
+    code = """
+layer = DLR(4, 6).to(device)
+compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+for length in (30, 50, 77, 200):
+    x = torch.randn(2, length, 4, device=device)
+    close(compiled(x), layer(x))
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2, torch._dynamo.utils.counters
+print("ok")
+"""
+    assert "ok" in run_python(PRELUDE + code)
+
+
+def test_the_step_can_be_exported_saved_and_run(tmp_path):
+    code = """
+import sys
+from dlrnn.nn import RecurrentState
+class Step(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+    def forward(self, x, *state):
+        y, state = self.layer.step(x, RecurrentState(*state))
+        return y, *state
+for options in ({}, {"cast": "prod"}, {"glu": True}):
+    layer = DLR(4, 6, **options).to(device).eval()
+    x, state = torch.randn(3, 4, device=device), layer.initial_state(3)
+    program = torch.export.export(Step(layer), (x, *state))
+    assert not [n for n in program.graph.nodes if "dlrnn" in str(n.target)], "plain PyTorch alone"
+    torch.export.save(program, sys.argv[1])
+    loaded = torch.export.load(sys.argv[1]).module()
+    mine = state
+    for _ in range(5):
+        x = torch.randn(3, 4, device=device)
+        y, *state = loaded(x, *state)
+        expected, mine = layer.step(x, mine)
+        close(y, expected, 1e-6)
+print("ok")
+"""
+    assert "ok" in run_python(PRELUDE + code, str(tmp_path / "step.pt2"))
+
+
+def test_ddp_with_two_processes_is_one_on_the_whole_batch():
+    code = """
+import torch.multiprocessing as mp, torch.distributed as dist, os, socket
+from torch.nn.parallel import DistributedDataParallel
+
+def data():
+    torch.manual_seed(1)
+    return DLR(4, 6), torch.randn(4, 20, 4), torch.randn(4, 20, 4)
+
+def work(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    layer, x, target = data()
+    model, mine = DistributedDataParallel(layer), slice(2 * rank, 2 * rank + 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(x[mine]) - target[mine]).square().mean().backward()
+        optimizer.step()
+    alone, x, target = data()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (alone(x) - target).square().mean().backward()
+        optimizer.step()
+    for a, b in zip(layer.parameters(), alone.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    dist.destroy_process_group()
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+context = mp.get_context("fork")
+processes = [context.Process(target=work, args=(rank, port)) for rank in range(2)]
+[p.start() for p in processes]
+[p.join() for p in processes]
+assert [p.exitcode for p in processes] == [0, 0]
+print("ok")
+"""
+    assert "ok" in run_python(PRELUDE.replace(f"{str(DEVICE)!r}", "'cpu'") + code)

@@ -1,0 +1,138 @@
+"""Wrong input: one clear sentence, before any work starts."""
+
+import pytest
+import torch
+from support import DEVICE
+
+from dlrnn import DLR
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"d_model": 0}, "d_model must be at least 1, not 0"),
+        ({"d_state": -1}, "d_state must be at least 1, not -1"),
+        ({"kernel_length": 0}, "kernel_length must be at least 1 or None for no limit, not 0"),
+        ({"cast": "imag"}, "cast must be 'real' or 'prod', not 'imag'"),
+        (
+            {"activation": "glue"},
+            "activation must be one of gelu, silu, relu, identity, not 'glue'",
+        ),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({"dt_min": 0.6}, "0 < dt_min <= dt_max must hold, not 0.6 and 0.5"),
+        ({"dt_min": 0.0}, "0 < dt_min <= dt_max must hold, not 0.0 and 0.5"),
+        ({"real": True, "cast": "prod"}, "real=True has no imaginary part"),
+        ({"project": False, "glu": True}, "project=False is a linear layer"),
+    ],
+    ids=str,
+)
+def test_bad_options(options, sentence, unchecked):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        DLR(**{"d_model": 4, "d_state": 6, **options})
+
+
+def test_unknown_option():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'd_stat'"):
+        DLR(4, 6, d_stat=6)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the shape checker that only tests install: what a user sees."""
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def put(x, index, value):
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+X = torch.randn(2, 10, 4, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (X[0], r"x must have the shape \[B, L, 4\], not \[10, 4\]"),
+        (X[..., :3], r"x must have the shape \[B, L, 4\], not \[2, 10, 3\]"),
+        (X[:, :0], "x has length 0: give it at least one position"),
+        (X.double(), "x must be float32 or bfloat16 or float16, not float64"),
+        (X.int(), "x must be float32 or bfloat16 or float16, not int32"),
+        (X.to("meta"), "x is on meta, the layer on .*: move one of them with .to()"),
+    ],
+)
+def test_bad_input(x, sentence, unchecked):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        DLR(4, 6).to(DEVICE)(x)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sentence"),
+    [
+        (torch.tensor([1, 11]), "lengths must lie between 0 and 10, the length of x, and not"),
+        (torch.tensor([-1, 5]), "lengths must lie between 0 and 10"),
+        (torch.tensor([5]), r"lengths must have the shape \[2\], not \[1\]"),
+        (torch.tensor([5.0, 5.0]), "lengths must be whole numbers, not float32"),
+        (torch.tensor([True, False]), "lengths must be whole numbers, not bool"),
+    ],
+)
+def test_bad_lengths(lengths, sentence, unchecked):
+    if "between" in sentence and DEVICE.type != "cpu":
+        return  # values on a GPU are not read back
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        DLR(4, 6).to(DEVICE)(X, lengths=lengths.to(DEVICE))
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="values on a GPU are not read back")
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_not_finite(value, unchecked):
+    layer = DLR(4, 6)
+    sentence = f"^x holds {value} at \\[1, 3, 2\\]: every value must be finite"
+    with pytest.raises(ValueError, match=sentence):
+        layer(put(X, (1, 3, 2), float(value)))
+    with pytest.raises(ValueError, match=f"^x holds {value} at \\[1, 2\\]"):
+        layer.step(put(X[:, 0], (1, 2), float(value)))
+    with torch.no_grad():
+        layer.W[2, 3, 1] = float(value)
+    with pytest.raises(ValueError, match=f"^W holds {value} at \\[2, 3, 1\\]"):
+        layer(X)
+
+
+def test_bidirectional_cannot_stream(unchecked):
+    layer = DLR(4, 6, bidirectional=True).to(DEVICE)
+    sentence = "^a bidirectional layer reads the future: it has no state and cannot stream"
+    for call in (
+        lambda: layer.step(X[:, 0]),
+        lambda: layer(X, return_state=True),
+        lambda: layer.initial_state(2),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+
+
+def test_another_layers_state(unchecked):
+    layer = DLR(4, 6).to(DEVICE)
+    _, state = layer(X, return_state=True)
+    with pytest.raises(ValueError, match=r"^state.x must have the shape \[1, 4, 6, 2\]"):
+        layer.step(X[:1, 0], state)
+    with pytest.raises(ValueError, match=r"^state.x must have the shape \[2, 4, 7, 2\]"):
+        DLR(4, 7).to(DEVICE).step(X[:, 0], state)
+    with pytest.raises(ValueError, match=r"^state.past must have the shape \[2, 5, 4\]"):
+        DLR(4, 6, kernel_length=5).to(DEVICE).step(X[:, 0], state)
+    with pytest.raises(ValueError, match=r"^this layer's state is a OnlineState, not a Recurrent"):
+        DLR(4, 99, cast="prod").to(DEVICE).step(X[:, 0], state)
+
+
+def test_half_precision_parameters(unchecked):
+    layer = DLR(4, 6).to(DEVICE).bfloat16()
+    sentence = "^the parameters of a DLR layer must be float32 or float64, not bfloat16"
+    with pytest.raises(ValueError, match=sentence):
+        layer(X.bfloat16())
+
+
+def test_kernel_of_no_length():
+    with pytest.raises(ValueError, match=r"^a kernel needs a length of at least 1, not 0"):
+        DLR(4, 6).kernel(0)

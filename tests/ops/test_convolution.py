@@ -1,0 +1,111 @@
+from importlib import import_module
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import DEVICE, assert_close, gradients
+
+from dlrnn import ops
+from dlrnn.ops import reference
+
+
+def signals(batch, length, channels, right, left, dtype=torch.float64):
+    u = torch.randn(batch, length, channels, dtype=dtype, device=DEVICE)
+    kernels = (torch.randn(channels, size, dtype=dtype, device=DEVICE) for size in (right, left))
+    return tuple(tensor.requires_grad_() for tensor in (u, *kernels))
+
+
+@given(st.data())
+def test_output_and_gradients(data):
+    length = data.draw(st.integers(1, 40))
+    right, left = data.draw(st.integers(1, length)), data.draw(st.integers(0, length))
+    inputs = signals(
+        data.draw(st.integers(0, 3)), length, data.draw(st.integers(1, 4)), right, left
+    )
+    y, expected = ops.convolution(*inputs), reference.convolution(*(t.cpu() for t in inputs))
+    assert_close(y, expected, 1e-13)
+    grad = torch.randn(y.shape, dtype=torch.float64)
+    used = inputs if left else inputs[:2]
+    for have, want in zip(gradients(y, used, grad), gradients(expected, used, grad), strict=True):
+        assert_close(have, want, 1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 33])
+def test_many_blocks_of_channels(monkeypatch, channels):
+    inputs = signals(2, 50, channels, 50, 31)
+    y = ops.convolution(*inputs)
+    grads = gradients(y, inputs, torch.ones_like(y))
+    monkeypatch.setattr(import_module("dlrnn.ops.convolution"), "_workspace", lambda _: 1)
+    pieces = ops.convolution(*inputs)
+    assert_close(pieces, y, 1e-14)
+    for have, want in zip(gradients(pieces, inputs, torch.ones_like(y)), grads, strict=True):
+        assert_close(have, want, 1e-14)
+
+
+def test_nothing_wraps_around():
+    """An impulse at the far end must not come back at the near one."""
+    u = torch.zeros(1, 63, 1, dtype=torch.float64, device=DEVICE)
+    u[0, -1] = 1
+    kernel = torch.ones(1, 63, dtype=torch.float64, device=DEVICE)
+    assert ops.convolution(u, kernel)[0, :-1].abs().max() < 1e-14
+    both = ops.convolution(u.flip(1), kernel[:, :1], kernel)
+    assert both[0, 1:].abs().max() < 1e-14
+
+
+def test_a_million_positions_in_fp32():
+    """Error against float64, relative, also for the gradient of the kernel."""
+    inputs = signals(1, 2**20, 1, 2**20, 0, torch.float32)
+    double = tuple(t.detach().double().requires_grad_() for t in inputs)
+    y, expected = ops.convolution(*inputs), ops.convolution(*double)
+    assert_close(y, expected, 1e-6)
+    grad = torch.randn_like(y)
+    for have, want in zip(
+        gradients(y, inputs[:2], grad), gradients(expected, double[:2], grad), strict=True
+    ):
+        assert_close(have, want, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel_length", [3, 100])
+def test_half_precision_is_summed_in_fp32(dtype, kernel_length):
+    u = torch.randn(2, 100, 3, device=DEVICE).to(dtype)
+    kernel = torch.randn(3, kernel_length, device=DEVICE)
+    y = ops.convolution(u, kernel)
+    assert y.dtype == dtype
+    assert torch.equal(y, ops.convolution(u.float(), kernel).to(dtype))
+
+
+@given(st.integers(1, 10**6))
+def test_fast_length(minimum):
+    size = ops.fast_length(minimum)
+    assert minimum <= size <= max(2, 1.2 * minimum)
+    assert size % 2 == 0
+    for factor in (2, 3, 5):
+        while size % factor == 0:
+            size //= factor
+    assert size == 1
+
+
+def test_fast_length_is_the_smallest():
+    good = sorted(2**a * 3**b * 5**c for a in range(1, 12) for b in range(8) for c in range(6))
+    for minimum in range(1, 2000):
+        assert ops.fast_length(minimum) == next(size for size in good if size >= minimum)
+
+
+def test_custom_op_is_sound():
+    torch.library.opcheck(torch.ops.dlrnn.convolution.default, signals(2, 9, 3, 9, 4))
+
+
+@pytest.mark.parametrize(
+    ("right", "left", "sentence"),
+    [
+        (6, 0, "the right kernel has 6 entries, more than 5, u's length"),
+        (5, 6, "the left kernel has 6 entries, more than 5, u's length"),
+        (0, 5, "the right kernel needs at least one entry"),
+    ],
+)
+def test_bad_kernels(right, left, sentence):
+    u, right, left = signals(1, 5, 2, right, left)
+    with pytest.raises(ValueError, match=sentence):
+        ops.convolution(u, right, left)

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from support import DEVICE, assert_close, gradients, random_modes
+
+from dlrnn import ops
+from dlrnn.ops import reference
+
+B, L, H, N = 2, 37, 3, 5
+
+
+def problem(dtype=torch.float64):
+    W, log_lambda = random_modes(H, N, dtype)
+    u = torch.randn(B, L, H, dtype=dtype, device=DEVICE)
+    state = torch.randn(B, H, N, 2, dtype=dtype, device=DEVICE)
+    return tuple(t.requires_grad_() for t in (u, W, log_lambda, state))
+
+
+def test_steps_follow_the_recurrence():
+    u, W, log_lambda, state = problem()
+    expected, last = reference.recurrence(*(t.cpu() for t in (u, W, log_lambda, state)))
+    outputs = []
+    for k in range(L):
+        y, state = ops.step(u[:, k], W, log_lambda, state)
+        outputs.append(y)
+    assert_close(torch.stack(outputs, dim=1), expected, 1e-13)
+    assert_close(state, last, 1e-13)
+
+
+def test_a_chunk_is_its_steps_gradients_included():
+    inputs = u, W, log_lambda, state = problem()
+    expected, last = reference.recurrence(*(t.cpu() for t in inputs))
+    kernel = ops.vandermonde(W, log_lambda, L)
+    y = ops.convolution(u, kernel) + ops.response(W, log_lambda, state, L)
+    x = ops.advance(u, log_lambda, state)
+    assert_close(y, expected, 1e-13)
+    assert_close(x, last, 1e-13)
+    dy, dx = torch.randn(B, L, H, dtype=torch.float64), torch.randn(B, H, N, 2).double()
+    have = gradients((y * dy.to(DEVICE)).sum() + (x * dx.to(DEVICE)).sum(), inputs, torch.ones(()))
+    want = gradients((expected * dy).sum() + (last * dx).sum(), inputs, torch.ones(()))
+    for a, b in zip(have, want, strict=True):
+        assert_close(a, b, 1e-12)
+
+
+def test_what_leaves_the_window_is_gone():
+    """After `window` steps more, the state is that of the last `window` inputs alone."""
+    u, W, log_lambda, _ = (t.detach() for t in problem())
+    window, state = 7, torch.zeros(B, H, N, 2, dtype=torch.float64, device=DEVICE)
+    for k in range(L):
+        leaving = u[:, k - window] if k >= window else torch.zeros_like(u[:, 0])
+        _, state = ops.step(u[:, k], W, log_lambda, state, leaving=leaving, window=window)
+    assert_close(state, ops.advance(u[:, -window:], log_lambda), 1e-13)
+
+
+def test_a_long_walk_keeps_its_phase():
+    """20000 steps in fp32 with |lambda| = 1 - 1e-7: a rounded lambda would be off by 2e-4."""
+    W, log_lambda = random_modes(1, 256, torch.float32, modulus=(1 - 2e-7, 1 - 1e-7))
+    u = torch.randn(20000, 1, 1, device=DEVICE)
+    state, rounded = torch.zeros(2, 1, 1, 256, 2, device=DEVICE)
+    exact = torch.zeros(1, 1, 256, dtype=torch.complex128, device=DEVICE)
+    lam = torch.exp(torch.complex(*log_lambda.unbind(-1)))
+    lam_rounded = torch.view_as_real(lam).float()
+    one = torch.tensor([1.0, 0.0], device=DEVICE)
+    with torch.no_grad():
+        for u_k in u:
+            _, state = ops.step(u_k, W, log_lambda, state)
+            exact = lam * exact + u_k[..., None]
+            rounded = ops.pair_product(lam_rounded, rounded) + u_k[..., None, None] * one
+    assert_close(state, torch.view_as_real(exact), 1e-5)
+    with pytest.raises(AssertionError):
+        assert_close(rounded, torch.view_as_real(exact), 1e-4)
+
+
+def test_align_right():
+    u = torch.arange(1.0, 9.0).view(2, 4, 1)
+    moved = ops.align_right(u, torch.tensor([2, 0]))
+    assert moved[..., 0].tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+    assert torch.equal(ops.align_right(u, torch.tensor([4, 4])), u)
+
+
+def test_advance_with_lengths_decays_by_each_length():
+    u, _, log_lambda, state = problem()
+    lengths = torch.tensor([L, 11], device=DEVICE)
+    x = ops.advance(ops.align_right(u, lengths), log_lambda, state, lengths)
+    assert_close(x[0], ops.advance(u[:1], log_lambda, state[:1])[0], 1e-13)
+    assert_close(x[1], ops.advance(u[1:, :11], log_lambda, state[1:])[0], 1e-13)
+
+
+@pytest.mark.parametrize("states", [1, 2, 7])
+def test_prod_modes_make_the_prod_kernel(states):
+    W, log_lambda = random_modes(H, states)
+    re, im = ops.complex_vandermonde(W, log_lambda, 50)
+    W_pairs, log_pairs = ops.prod_modes(W, log_lambda)
+    assert log_pairs.shape == (states * (states + 1) // 2, 2)
+    assert_close(ops.vandermonde(W_pairs, log_pairs, 50), re * im, 1e-12)

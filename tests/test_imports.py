@@ -1,0 +1,70 @@
+"""One direction of imports, and a package that is light until it is used."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from support import run_python
+
+import dlrnn
+
+SOURCE = Path(dlrnn.__file__).parent
+
+# What each part may import from, itself aside. `tasks` knows nothing of `models`.
+ALLOWED = {
+    "ops": set(),
+    "nn": {"ops"},
+    "analysis": {"ops", "nn"},
+    "bench": {"ops", "nn"},
+    "doctor": {"ops", "nn"},
+    "check": {"ops", "nn"},
+    "cli": {"ops", "nn", "analysis", "bench", "doctor", "check"},
+    "__main__": {"cli"},
+    "_version": set(),
+    "__init__": {"ops", "nn", "analysis"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of dlrnn that a file imports, wherever in the file it does."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        parts |= {name.split(".")[1] for name in names if name.startswith("dlrnn.")}
+    return parts - {"_version", "__version__"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE))
+)
+def test_a_folder_imports_only_from_its_left(path):
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert part in ALLOWED, f"{part} is new: say in ALLOWED what it may import"
+    wrong = imported(path) - ALLOWED[part] - {part}
+    if part == "__init__":
+        wrong -= {"DLR", "param_groups"}
+    assert not wrong, f"{path.name} imports {sorted(wrong)}, against the direction"
+
+
+def test_the_test_can_fail(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    from dlrnn import nn\n    import dlrnn.analysis.fit\n")
+    assert imported(bad) == {"nn", "analysis"}
+
+
+def test_importing_the_package_does_not_load_torch():
+    assert run_python("import dlrnn, sys; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_public_names():
+    for name in dlrnn.__all__:
+        assert getattr(dlrnn, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'DLRR'"):
+        dlrnn.DLRR  # noqa: B018
+    assert set(dlrnn.__all__) <= set(dir(dlrnn))
