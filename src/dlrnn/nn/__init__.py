@@ -1,7 +1,8 @@
 """Layers: one mixer a file, all with the same contract (docs/architecture.md)."""
 
 from dlrnn.nn.dlr import DLR, DLRState
+from dlrnn.nn.files import load_layers, save_model
 from dlrnn.nn.optim import param_groups
 from dlrnn.nn.streaming import RecurrentState
 
-__all__ = ["DLR", "DLRState", "RecurrentState", "param_groups"]
+__all__ = ["DLR", "DLRState", "RecurrentState", "load_layers", "param_groups", "save_model"]

@@ -1,7 +1,7 @@
 """The DLR layer: a diagonal linear RNN, trained as a convolution, run as a recurrence."""
 
 import math
-from typing import ClassVar, Literal, cast, get_args, overload
+from typing import Any, ClassVar, Literal, cast, get_args, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -98,13 +98,14 @@ class DLR(nn.Module):
         self.bidirectional, self.cast, self.real = bidirectional, cast, real
         self.kernel_length, self.dt_min, self.dt_max = kernel_length, dt_min, dt_max
         self.glu, self.activation, self.project = glu, activation, project
+        self.dropout_p = dropout
 
         rows, parts = d_model * (2 if bidirectional else 1), 1 if real else 2
         self.log_lambda_re = nn.Parameter(torch.empty(d_state))
         self.log_lambda_im = None if real else nn.Parameter(torch.empty(d_state))
         self.W = nn.Parameter(torch.empty(rows, d_state, parts))
         self.D = nn.Parameter(torch.empty(d_model))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()  # p = 0 would still copy
         self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
         self.reset_parameters()
 
@@ -120,6 +121,14 @@ class DLR(nn.Module):
             self.D.normal_()
         if self.out is not None:
             self.out.reset_parameters()
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again: `DLR(**layer.options())`."""
+        names = (
+            *("d_model", "d_state", "bidirectional", "cast", "real", "kernel_length"),
+            *("dt_min", "dt_max", "glu", "activation", "project"),
+        )
+        return {name: getattr(self, name) for name in names} | {"dropout": self.dropout_p}
 
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
@@ -259,13 +268,22 @@ class DLR(nn.Module):
     def _read_chunk(
         self, u: Tensor, state: DLRState | None, lengths: Tensor | None
     ) -> tuple[Tensor, DLRState]:
-        state = self.initial_state(u.shape[0]) if state is None else state
-        self._check_state(state, u.shape[0])
-        if isinstance(state, RecurrentState):
+        if state is not None:
+            self._check_state(state, u.shape[0])
+        if not self._online:
             kernel = self._with_skip(self.kernel(self.kernel_length or u.shape[1]))
-            return read_chunk(u, self._streaming_modes(), kernel, state, lengths)
-        whole = torch.cat((state.history(), u), dim=1) if state.blocks else u
-        y = ops.convolution(whole, self._online_kernel(whole.shape[1]))[:, -u.shape[1] :]
+            return read_chunk(
+                u,
+                self._streaming_modes(),
+                kernel,
+                cast("RecurrentState | None", state),
+                lengths=lengths,
+                window=self.kernel_length,
+            )
+        history = cast("OnlineState | None", state)
+        whole = torch.cat((history.history(), u), dim=1) if history and history.blocks else u
+        kernel = self._online_kernel(whole.shape[1])
+        y = ops.convolution(whole, kernel)[:, -u.shape[1] :]
         if lengths is not None:
             whole = ops.align_right(whole, lengths + whole.shape[1] - u.shape[1])
         return y, ops.online_start(whole, self._online_kernel, self.kernel_length)

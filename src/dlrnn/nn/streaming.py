@@ -50,23 +50,31 @@ def read_chunk(
     u: Float[Tensor, "B L H"],
     modes: Modes,
     kernel: Float[Tensor, "H K"],
-    state: RecurrentState,
-    lengths: Int[Tensor, " B"] | None = None,
+    state: RecurrentState | None,
+    *,
+    lengths: Int[Tensor, " B"] | None,
+    window: int | None,
 ) -> tuple[Float[Tensor, "B L H"], RecurrentState]:
-    """Convolve a chunk that follows `state`. Without a window K is L, with one K is the window."""
-    if state.past.shape[1] == 0:
-        y = ops.convolution(u, kernel) + ops.response(*modes, state.x, u.shape[1])
+    """Convolve a chunk that follows `state`, None at the start of a sequence.
+
+    Without a window K is L, with one K is the window.
+    """
+    nothing = u[:, :0]
+    if window is None:
+        y, x = ops.convolution(u, kernel), None
+        if state is not None:
+            x = state.x
+            y = y + ops.response(*modes, x, u.shape[1])
         ends = u if lengths is None else ops.align_right(u, lengths)
-        x = ops.advance(ends, modes.log_lambda, state.x, lengths)
-        return y, state._replace(x=x)
-    window = state.past.shape[1]
+        x = ops.advance(ends, modes.log_lambda, x, lengths)
+        return y, RecurrentState(x, nothing, nothing)
+    state = initial_state(modes, u.shape[0], window) if state is None else state
     whole = torch.cat((state.past, state.recent, u), dim=1)
     y = ops.convolution(whole, kernel)[:, -u.shape[1] :]
     if lengths is not None:
         whole = ops.align_right(whole, lengths + whole.shape[1] - u.shape[1])
     past = whole[:, -window:]
-    x = ops.advance(past, modes.log_lambda)
-    return y, RecurrentState(x, past, state.recent[:, :0])
+    return y, RecurrentState(ops.advance(past, modes.log_lambda), past, nothing)
 
 
 def read_step(

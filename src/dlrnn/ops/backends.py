@@ -24,7 +24,8 @@ def backend_for(op: str) -> tuple[str, str]:
     """The backend that `op` uses, and why."""
     asked, available = _asked[-1], BACKENDS[op]
     if not asked:
-        return available[0], "the fastest one there is"
+        only = len(available) == 1
+        return available[0], "the only one" if only else f"before {', '.join(available[1:])}"
     if asked not in available:
         raise ValueError(
             f"backend {asked!r} was asked for, and {op} has only: {', '.join(available)}"

@@ -49,8 +49,8 @@ def require_finite(name: str, tensor: Tensor) -> None:
     """
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or tensor.numel() == 0:
         return
-    if math.isfinite(tensor.detach().sum(dtype=torch.float64).item()):  # one pass, no temporary
+    values = tensor.detach()
+    if math.isfinite(values.sum().item()):  # one pass, no temporary
         return
-    bad = (~tensor.detach().isfinite()).nonzero()[0].tolist()
-    value = tensor.detach()[tuple(bad)].item()
-    raise ValueError(f"{name} holds {value} at {bad}: every value must be finite")
+    for bad in (~values.isfinite()).nonzero().tolist():  # none if only the sum overflowed
+        raise ValueError(f"{name} holds {values[tuple(bad)]} at {bad}: every value must be finite")

@@ -80,6 +80,7 @@ def _convolution(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
         u_f = _spectrum(u[..., h], size, right.dtype)
         u_f *= _kernel_spectrum(right[h], left[h], size)
         y[..., h] = _signal(u_f, size)[..., : u.shape[1]].transpose(1, 2)
+        del u_f
     return y
 
 
@@ -97,10 +98,12 @@ def _backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tenso
         dy_f = _spectrum(dy[..., h], size, right.dtype)
         u_f = _spectrum(u[..., h], size, right.dtype)
         d_kernel = _signal((u_f.conj_physical_().mul_(dy_f)).sum(0), size)  # [h, n]
+        del u_f
         d_right[h] = d_kernel[:, : right.shape[1]]
         d_left[h] = d_kernel[:, size - left.shape[1] :].flip(-1)
         dy_f *= _kernel_spectrum(right[h], left[h], size).conj_physical_()
         du[..., h] = _signal(dy_f, size)[..., :length].transpose(1, 2)
+        del dy_f
     return du, d_right, d_left
 
 

@@ -81,11 +81,13 @@ def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     # conj_physical: inside a compiled graph the lazy conj() bit of a tensor is not honoured here
     W_conj = torch.view_as_complex(W.contiguous()).conj_physical()
     kernel = W.new_empty(rows, blocks, split)
-    for r, b in _tiles(W, rows, blocks, states):
+    for b, tiles in _tiles(W, rows, blocks, states):
         coarse = _coarse_table(log_lambda, split, b, W.dtype).conj_physical_()  # [b, N]
-        scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
-        flat = torch.view_as_real(scaled).view(-1, 2 * states)
-        kernel[r, b] = _matmul(flat, fine).view(scaled.shape[0], -1, split)
+        for r in tiles:
+            scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
+            flat = torch.view_as_real(scaled).view(-1, 2 * states)
+            kernel[r, b] = _matmul(flat, fine).view(-1, len(coarse), split)
+            del scaled, flat
     return kernel.view(rows, blocks * split)[:, :length].contiguous()
 
 
@@ -103,14 +105,18 @@ def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     (rows, length), states = v.shape, log_lambda.shape[0]
     split, blocks = _split(v, length)
     fine = _fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
-    v = torch.nn.functional.pad(v, (0, blocks * split - length)).view(rows, blocks, split)
+    if blocks * split > length:
+        v = torch.nn.functional.pad(v, (0, blocks * split - length))
+    v = v.view(rows, blocks, split)
     moments = torch.zeros(rows, states, dtype=_complex_dtype(v.dtype), device=v.device)
-    for r, b in _tiles(v, rows, blocks, states):
-        partial = _matmul(v[r, b].reshape(-1, split), fine)  # sum over a
-        partial = torch.view_as_complex(partial.view(r.stop - r.start, -1, states, 2))
+    for b, tiles in _tiles(v, rows, blocks, states):
         coarse = _coarse_table(log_lambda, split, b, v.dtype)
-        moments[r] += partial.mul_(coarse).sum(1)  # sum over b
-    return torch.view_as_real(moments).contiguous()
+        for r in tiles:
+            partial = _matmul(v[r, b].reshape(-1, split), fine)  # sum over a
+            partial = torch.view_as_complex(partial.view(-1, len(coarse), states, 2))
+            moments[r] += partial.mul_(coarse).sum(1)  # sum over b
+            del partial
+    return torch.view_as_real(moments)
 
 
 @_adjoint.register_fake
@@ -186,17 +192,21 @@ def _workspace(like: Tensor) -> int:
     return 2**19 if like.device.type == "cpu" else 2**23
 
 
-def _tiles(like: Tensor, rows: int, blocks: int, states: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and blocks, cut so that rows x blocks x states stays within the workspace."""
+def _tiles(
+    like: Tensor, rows: int, blocks: int, states: int
+) -> Iterator[tuple[slice, list[slice]]]:
+    """Pieces of `blocks`, each with pieces of `rows`: rows x blocks x states fit the workspace.
+
+    Whole rows if possible (they lie together in memory); a coarse table takes at most a quarter.
+    """
     workspace = _workspace(like)
-    rows_a_tile = max(1, min(rows, workspace // states))
-    blocks_a_tile = max(1, workspace // (states * rows_a_tile))
-    for r in range(0, rows, rows_a_tile):
-        for b in range(0, blocks, blocks_a_tile):
-            yield (
-                slice(r, min(r + rows_a_tile, rows)),
-                slice(b, min(b + blocks_a_tile, blocks)),
-            )
+    b_step = min(blocks, max(1, workspace // (4 * states)))
+    r_step = min(rows, max(1, workspace // (states * b_step))) or 1
+    for b in range(0, blocks, b_step):
+        yield (
+            slice(b, min(b + b_step, blocks)),
+            [slice(r, min(r + r_step, rows)) for r in range(0, rows, r_step)],
+        )
 
 
 def _fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,7 @@
+"""`python -m dlrnn`."""
+
+import sys
+
+from dlrnn.cli import main
+
+sys.exit(main())

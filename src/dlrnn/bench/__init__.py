@@ -1,0 +1,1 @@
+"""Measurements: correctness first, then numbers, with what the machine was."""

@@ -1,0 +1,73 @@
+"""Time and memory of a function, measured the same way everywhere."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+
+def seconds(
+    functions: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, list[float]]:
+    """Run the functions in turn, so that a noisy moment hits all of them; one warm-up each."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats + 1):
+        for name, function in functions.items():
+            _synchronize(device)
+            start = time.perf_counter()
+            function()
+            _synchronize(device)
+            if repeat:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def median_ms(times: list[float]) -> float:
+    """The median, in milliseconds."""
+    return 1e3 * statistics.median(times)
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The most tensor memory that is allocated at once while `function` runs."""
+    function()  # one-time buffers of libraries are not counted
+    _synchronize(device)
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with (
+        _quiet_stderr(),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profiler,
+    ):
+        function()
+    events = profiler.profiler.kineto_results.events()
+    memory = [event for event in events if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(memory, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """The profiler's native code writes its own lines there."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

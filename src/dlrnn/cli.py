@@ -1,0 +1,193 @@
+"""The command `dlrnn`: parsing and printing only. torch is imported when a command runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlrnn._version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; bad input ends in one sentence and exit status 2."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        status: int = given.run(given)
+    except (ValueError, OSError) as error:
+        print(f"dlrnn {given.command}: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = "Diagonal linear RNNs: `from dlrnn import DLR`."
+    parser = argparse.ArgumentParser(prog="dlrnn", description=text, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"dlrnn {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    doctor = _command(commands, "doctor", _doctor, "what this machine has, proven by running it")
+    _device(doctor)
+
+    bench = commands.add_parser("bench", help="measure speed and memory", allow_abbrev=False)
+    cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
+    layer = _command(cases, "layer", _bench_layer, "the layer against the paper's listing")
+    step = _command(cases, "step", _bench_step, "the cost of a step along a sequence")
+    for case, batch in ((layer, 4), (step, 1)):
+        _device(case)
+        case.add_argument("--batch", type=_count, default=batch, metavar="B")
+        case.add_argument("--d-model", type=_count, default=64, metavar="H")
+        case.add_argument("--d-state", type=_count, default=1024, metavar="N")
+    layer.add_argument("--length", type=_count, default=4096, metavar="L")
+    layer.add_argument("--repeats", type=_count, default=20)
+    step.add_argument("--steps", type=_count, default=10000)
+
+    check = _command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
+    check.add_argument(
+        "path", type=Path, metavar="RUN_OR_FILE", help="a .safetensors file or folder"
+    )
+    check.add_argument("--length", type=_count, nargs="+", default=[64, 1000, 4096], metavar="L")
+    check.add_argument("--cast", choices=("real", "prod"), help="if the file does not say")
+    check.add_argument("--kernel-length", type=_count, help="if the file does not say")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default=None, help="cpu or cuda; default: cuda where there is one"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _resolve(device: str | None) -> str:
+    import torch
+
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}: say cpu or cuda") from error
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not supported: say cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("cuda was asked for, and torch finds no CUDA device here")
+    return device
+
+
+# ---------------------------------------------------------------------------------- commands
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from dlrnn.doctor import environment, examine
+
+    device = _resolve(given.device)
+    facts, rows = environment(), examine(device)
+    if given.json:
+        _print_json({"environment": facts, "device": device, "ops": rows})
+    else:
+        for name, fact in facts.items():
+            print(f"{name:>17}  {fact}")
+        _print_table(f"Ops on {device}, each against its float64 definition", rows)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _bench_layer(given: argparse.Namespace) -> int:
+    from dlrnn.bench.layer import bench_layer
+
+    result = bench_layer(
+        batch=given.batch,
+        d_model=given.d_model,
+        d_state=given.d_state,
+        length=given.length,
+        device=_resolve(given.device),
+        repeats=given.repeats,
+    )
+    if given.json:
+        _print_json(result)
+        return 0
+    rows = [{"layer": name, **result[name]} for name in ("dlrnn", "listing")]
+    case = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
+    _print_table(f"Forward + backward, {case}, {result['device']}", rows)
+    print(
+        f"{result['faster']:g} times as fast as the paper's listing, with"
+        f" {result['memory_fraction']:.3g} of its extra memory"
+    )
+    return 0
+
+
+def _bench_step(given: argparse.Namespace) -> int:
+    from dlrnn.bench.step import bench_step
+
+    result = bench_step(
+        batch=given.batch,
+        d_model=given.d_model,
+        d_state=given.d_state,
+        steps=given.steps,
+        device=_resolve(given.device),
+    )
+    if given.json:
+        _print_json(result)
+    else:
+        print(
+            f"a step takes {result['first_us']:g} us at the start and {result['last_us']:g} us"
+            f" at the end of {given.steps} steps ({result['last_over_first']:g} times)"
+        )
+    return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    from dlrnn.check import check_file
+
+    rows = check_file(given.path, given.length, given.cast, given.kernel_length)
+    if given.json:
+        _print_json(rows)
+    else:
+        _print_table("Relative difference to the whole sequence", rows)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+# ---------------------------------------------------------------------------------- printing
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    print(title)
+    Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "ok" if value else "FAILED"
+    if isinstance(value, float):
+        return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:.4g}"
+    return str(value)

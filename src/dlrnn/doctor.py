@@ -1,0 +1,115 @@
+"""`dlrnn doctor`: what this machine has, which backend each op uses, proven by running it."""
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlrnn import ops
+from dlrnn._version import __version__
+from dlrnn.ops import reference
+from dlrnn.ops.backends import BACKENDS
+
+TOLERANCE = 1e-5
+
+
+def environment() -> dict[str, str]:
+    """Versions and devices."""
+    cuda = torch.cuda.is_available()
+    return {
+        "dlrnn": __version__,
+        "python": f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "cpu": f"{torch.get_num_threads()} threads",
+        "cuda": torch.cuda.get_device_name() if cuda else "no device",
+        "triton": "installed" if find_spec("triton") else "not installed",
+        "matmul precision": torch.get_float32_matmul_precision()
+        + ("" if torch.get_float32_matmul_precision() == "highest" else " (errors near 3e-4)"),
+    }
+
+
+def examine(device: str) -> list[dict[str, Any]]:
+    """One row an op: its backend, why, and its error and time on a small case."""
+    where = torch.device(device)
+    return [_examine(op, case(where)) for op, case in _CASES.items()]
+
+
+def _examine(op: str, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]) -> dict[str, Any]:
+    backend, why = ops.backend_for(op)
+    run, expected = case
+    run()
+    start = time.perf_counter()
+    value = run().cpu().double()
+    milliseconds = 1e3 * (time.perf_counter() - start)
+    want = expected()
+    error = ((value - want).norm() / want.norm()).item()
+    return {
+        "op": op,
+        "backend": backend,
+        "why": why,
+        "error": error,
+        "ms": milliseconds,
+        "ok": error <= TOLERANCE,
+    }
+
+
+_Case = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+ROWS, STATES, LENGTH = 3, 8, 100
+
+
+def _modes(device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(ROWS, STATES, 2, generator=generator)
+    log_lambda = torch.rand(STATES, 2, generator=generator, dtype=torch.float64)
+    return W.to(device), (log_lambda * torch.tensor([-1e-3, 6.3])).to(device)
+
+
+def _signal(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def _vandermonde(device: torch.device) -> _Case:
+    W, log_lambda = _modes(device)
+    return (
+        lambda: ops.vandermonde(W, log_lambda, LENGTH),
+        lambda: reference.vandermonde(W.cpu(), log_lambda.cpu(), LENGTH),
+    )
+
+
+def _adjoint(device: torch.device) -> _Case:
+    v, (_, log_lambda) = _signal(device, ROWS, LENGTH), _modes(device)
+    return (
+        lambda: ops.vandermonde_adjoint(v, log_lambda),
+        lambda: reference.vandermonde_adjoint(v.cpu(), log_lambda.cpu()),
+    )
+
+
+def _convolution(device: torch.device) -> _Case:
+    u, kernel = _signal(device, 2, LENGTH, ROWS), _signal(device, ROWS, LENGTH)
+    return (
+        lambda: ops.convolution(u, kernel),
+        lambda: reference.convolution(u.cpu(), kernel.cpu()),
+    )
+
+
+def _step(device: torch.device) -> _Case:
+    u, (W, log_lambda) = _signal(device, 1, ROWS), _modes(device)
+    state = _signal(device, 1, ROWS, STATES, 2)
+    return (
+        lambda: ops.step(u, W, log_lambda, state)[1],
+        lambda: reference.recurrence(u[:, None].cpu(), W.cpu(), log_lambda.cpu(), state.cpu())[1],
+    )
+
+
+_CASES: dict[str, Callable[[torch.device], _Case]] = {
+    "vandermonde": _vandermonde,
+    "vandermonde_adjoint": _adjoint,
+    "convolution": _convolution,
+    "step": _step,
+}
+assert _CASES.keys() == BACKENDS.keys()

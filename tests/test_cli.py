@@ -1,0 +1,192 @@
+import json
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import run_python
+
+from dlrnn import DLR
+from dlrnn.cli import main
+from dlrnn.nn import load_layers, save_model
+
+
+def test_help_is_fast_and_does_not_import_torch():
+    code = """
+import sys
+from dlrnn.cli import main
+try: main(["--help"])
+except SystemExit as leaving: assert leaving.code == 0
+assert not {"torch", "numpy", "rich"} & set(sys.modules)
+"""
+    start = time.perf_counter()
+    assert "doctor" in run_python(code)
+    assert time.perf_counter() - start < 1
+
+
+def test_doctor_proves_every_op(capsys):
+    assert main(["doctor", "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["environment"]["torch"] == torch.__version__
+    assert [row["op"] for row in report["ops"]] == [
+        "vandermonde",
+        "vandermonde_adjoint",
+        "convolution",
+        "step",
+    ]
+    assert all(
+        row["ok"] and row["error"] < 1e-6 and row["backend"] == "torch" for row in report["ops"]
+    )
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "vandermonde_adjoint" in capsys.readouterr().out
+
+
+def test_doctor_sees_a_broken_op(capsys, monkeypatch):
+    monkeypatch.setattr("dlrnn.ops.convolution", lambda u, kernel: 1.001 * u)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_bench_layer(capsys):
+    small = ["--batch", "1", "--d-model", "3", "--d-state", "8", "--length", "50", "--repeats", "2"]
+    assert main(["bench", "layer", *small, "--device", "cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["case"] == {"B": 1, "H": 3, "N": 8, "L": 50}
+    assert result["dlrnn"]["error"] < 1e-5
+    assert result["listing"]["ms"] > 0
+    assert main(["bench", "layer", *small, "--device", "cpu"]) == 0
+    assert "times as fast as the paper's listing" in capsys.readouterr().out
+
+
+def test_bench_gives_no_number_on_red(monkeypatch):
+    monkeypatch.setattr("dlrnn.bench.layer.TOLERANCE", 0.0)
+    with pytest.raises(RuntimeError, match="no number on red"):
+        main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"])
+
+
+def test_bench_memory_sees_what_the_listing_allocates():
+    from dlrnn.bench.layer import bench_layer
+
+    result = bench_layer(batch=1, d_model=4, d_state=256, length=2048, device="cpu", repeats=1)
+    at_least = 256 * 2048 * 8 / 2**20  # P alone
+    assert result["listing"]["extra_mib"] > at_least
+    assert result["dlrnn"]["extra_mib"] < at_least
+
+
+def test_bench_step(capsys):
+    small = ["--d-model", "2", "--d-state", "4", "--steps", "20", "--device", "cpu"]
+    assert main(["bench", "step", *small, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["first_us"] > 0
+    assert main(["bench", "step", *small]) == 0
+    assert "a step takes" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- check
+
+
+def model(**options):
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), DLR(4, 6, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cast": "prod", "kernel_length": 9},
+        {"bidirectional": True, "glu": True},
+        {"real": True},
+    ],
+    ids=str,
+)
+def test_check_of_a_saved_model(tmp_path, capsys, options):
+    save_model(model(**options), tmp_path / "model.safetensors")
+    assert main(["check", str(tmp_path), "--length", "5", "90", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["layer"], r["dtype"], r["length"]) for r in rows] == [
+        ("1", "float64", 5),
+        ("1", "float64", 90),
+        ("1", "float32", 5),
+        ("1", "float32", 90),
+    ]
+    assert all(row["ok"] and row["padded"] < 1e-5 for row in rows)
+    streams = "bidirectional" not in options
+    assert all((row["steps"] is not None) == streams for row in rows)
+    assert main(["check", str(tmp_path), "--length", "5"]) == 0
+    assert "float64" in capsys.readouterr().out
+
+
+def test_check_sees_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
+    save_model(DLR(4, 6), tmp_path / "model.safetensors")
+    step = DLR.step
+    monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
+    assert main(["check", str(tmp_path / "model.safetensors"), "--length", "50"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{"glu": True}, {"project": False}, {"real": True}], ids=str)
+def test_layers_come_back_from_plain_files_too(tmp_path, options):
+    """A state_dict that somebody saved without us: options are read off the shapes."""
+    layer = DLR(4, 6, kernel_length=5, **options)
+    path = tmp_path / "plain.safetensors"
+    save_file(layer.state_dict(), path)
+    (loaded,) = load_layers(path, kernel_length=5).values()
+    x = torch.randn(1, 20, 4)
+    assert torch.equal(loaded(x), layer.eval()(x))
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_model(DLR(4, 6), path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_model(DLR(4, 7), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def sentence(capsys, *arguments):
+    """The one sentence that a wrong command ends with."""
+    try:
+        status = main(list(arguments))
+    except SystemExit as leaving:
+        status = leaving.code
+    error = capsys.readouterr().err.strip().splitlines()
+    assert status == 2
+    return error[-1]
+
+
+def test_wrong_things_people_type(tmp_path, capsys):
+    (tmp_path / "model.pt").write_bytes(b"pickle")
+    (tmp_path / "not.safetensors").write_bytes(b"nothing of the kind")
+    save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors")
+    check = lambda name: sentence(capsys, "check", str(tmp_path / name))  # noqa: E731
+    assert "there is no such file" in check("missing.safetensors")
+    assert "only .safetensors files are read (nothing is unpickled)" in check("model.pt")
+    assert "is not a safetensors file" in check("not.safetensors")
+    assert "holds no DLR layer" in check("other.safetensors")
+    assert "should hold one .safetensors file, and holds 2" in check("")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds none" in check("empty")
+    assert "'0' is not a whole number of at least 1" in sentence(
+        capsys, "bench", "layer", "--length", "0"
+    )
+    assert "there is no device 'gpu': say cpu or cuda" in sentence(
+        capsys, "doctor", "--device", "gpu"
+    )
+    assert "device 'mps' is not supported" in sentence(capsys, "doctor", "--device", "mps")
+    assert "invalid choice: 'bnch'" in sentence(capsys, "bnch")
+    assert "unrecognized arguments: --jsn" in sentence(capsys, "doctor", "--jsn")
+    assert "the following arguments are required: COMMAND" in sentence(capsys)
+    if not torch.cuda.is_available():
+        assert "torch finds no CUDA device here" in sentence(capsys, "doctor", "--device", "cuda")
+
+
+def test_python_dash_m():
+    code = (
+        "import subprocess, sys\n"
+        "print(subprocess.run([sys.executable, '-m', 'dlrnn', '--version'],"
+        " capture_output=True, text=True).stdout)"
+    )
+    assert "dlrnn 0." in run_python(code)
