@@ -1,0 +1,101 @@
+"""The main job in one minute: express a given long kernel by a DLR, then run it as an RNN.
+
+    make demo        (or: python examples/fit_kernel.py)
+
+The kernel is a room: a damped chirp and two echoes, 1024 positions long. First 1024 states express
+it exactly (the paper's initialisation makes the Vandermonde matrix a DFT). Then 128 states learn it
+by gradient descent, lambda and W together. Last, the learned layer reads a signal step by step and
+gives what the convolution gave. Writes out/demo.png.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from rich.progress import track
+
+from dlrnn import DLR, param_groups
+from dlrnn.analysis import fit_kernel
+
+LENGTH, STATES, STEPS = 1024, 128, 1500
+PICTURE = Path("out/demo.png")
+
+
+def given_kernel() -> torch.Tensor:
+    k = torch.arange(LENGTH, dtype=torch.float64)
+    direct = torch.exp(-k / 60) * torch.cos(0.5 * k / (1 + k / 90))
+    echo = sum(a * torch.exp(-(((k - at) / 14) ** 2)) for a, at in ((0.7, 400), (-0.5, 760)))
+    return direct + echo
+
+
+def learn(kernel: torch.Tensor) -> tuple[DLR, list[float]]:
+    """Fit lambda and W to the kernel; the loss is the relative squared error."""
+    layer = DLR(1, STATES, project=False, dt_min=1e-3, dt_max=2e-2)
+    layer.D.requires_grad_(False).zero_()
+    optimizer = torch.optim.AdamW(param_groups(layer, lr=3e-3))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    losses = []
+    for _ in track(range(STEPS), "Learning", transient=True):
+        loss = (layer.kernel(LENGTH)[0] - kernel).square().sum() / kernel.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return layer, losses
+
+
+def streaming_difference(layer: DLR) -> float:
+    """Read a signal at once and step by step; the relative difference of the outputs."""
+    u = torch.randn(1, LENGTH, 1)
+    with torch.no_grad():
+        whole, state, outputs = layer(u), None, []
+        for u_t in u.unbind(1):
+            y_t, state = layer.step(u_t, state)
+            outputs.append(y_t)
+    return float((torch.stack(outputs, dim=1) - whole).norm() / whole.norm())
+
+
+def draw(kernel: torch.Tensor, layer: DLR, losses: list[float]) -> None:
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    top, error, curve, circle = figure.subplot_mosaic(
+        [["top", "top", "top"], ["error", "curve", "circle"]], height_ratios=(1.2, 1)
+    ).values()
+    with torch.no_grad():
+        learned, W = layer.kernel(LENGTH)[0], layer.W[0].norm(dim=-1)
+        modulus, phase = torch.exp(-(layer.log_lambda_re**2)), layer.log_lambda_im
+    top.plot(kernel, color="#bbbbbb", linewidth=4, label="given")
+    top.plot(learned, color="#0072b2", linewidth=1.2, label=f"DLR, {STATES} states")
+    top.set(xlabel="position", title="The kernel")
+    top.legend(frameon=False)
+    error.plot(learned - kernel, color="#d55e00", linewidth=0.8)
+    error.set(xlabel="position", title="Learned minus given")
+    curve.semilogy(losses, color="#0072b2")
+    curve.set(xlabel="step", title="Relative squared error")
+    angle = torch.linspace(0, 2 * math.pi, 400)
+    circle.plot(angle.cos(), angle.sin(), color="#bbbbbb", linewidth=0.8)
+    circle.scatter(modulus * phase.cos(), modulus * phase.sin(), c=W.log10(), s=14, cmap="cividis")
+    circle.set(aspect="equal", title="lambda, coloured by log |W|")
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    kernel = given_kernel()
+    dft = torch.polar(
+        torch.ones(LENGTH, dtype=torch.float64),
+        2 * math.pi * torch.arange(LENGTH, dtype=torch.float64) / LENGTH,
+    )
+    exact = fit_kernel(kernel, dft)
+    print(f"{LENGTH} states at the paper's initialisation: relative error {exact.residual:.0e}")
+    layer, losses = learn(kernel.float())
+    print(f"{STATES} states, learned in {STEPS} steps:       relative error {losses[-1] ** 0.5:.0e}")
+    print(f"the same layer, read step by step: differs by   {streaming_difference(layer):.0e}")
+    draw(kernel, layer, losses)
+    print(f"the picture is in {PICTURE}")
+
+
+if __name__ == "__main__":
+    main()
