@@ -16,10 +16,10 @@ def seconds(
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 1):
         for name, function in functions.items():
-            _synchronize(device)
+            synchronize(device)
             start = time.perf_counter()
             function()
-            _synchronize(device)
+            synchronize(device)
             if repeat:
                 times[name].append(time.perf_counter() - start)
     return times
@@ -33,7 +33,7 @@ def median_ms(times: list[float]) -> float:
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """The most tensor memory that is allocated at once while `function` runs."""
     function()  # one-time buffers of libraries are not counted
-    _synchronize(device)
+    synchronize(device)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -55,7 +55,8 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -6,30 +6,35 @@ from typing import Any
 
 import torch
 
+from dlrnn.bench.measure import synchronize
 from dlrnn.nn import DLR
 
 
 def bench_step(
     *, batch: int, d_model: int, d_state: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Median microseconds of the first and the last tenth of the steps, and their ratio."""
+    """Median microseconds of the first and the last tenth of the steps, and their ratio.
+
+    The two tenths are timed in turn, step against step, so that a noisy moment hits both.
+    """
     where = torch.device(device)
     torch.manual_seed(0)
     layer = DLR(d_model, d_state).to(where).eval()
     x = torch.randn(steps, batch, d_model, device=where)
-    seconds = []
-    with torch.no_grad():
-        for x_t in x[:100]:  # warm-up: the first calls of a process fill caches
-            layer.step(x_t)
-        state = layer.initial_state(batch)
-        for x_t in x:
-            start = time.perf_counter()
-            _, state = layer.step(x_t, state)
-            if where.type == "cuda":
-                torch.cuda.synchronize(where)
-            seconds.append(time.perf_counter() - start)
     tenth = max(1, steps // 10)
-    first, last = (1e6 * statistics.median(part) for part in (seconds[:tenth], seconds[-tenth:]))
+    seconds: dict[str, list[float]] = {"first": [], "last": []}
+    with torch.no_grad():
+        states = {"first": layer.initial_state(batch), "last": layer.initial_state(batch)}
+        for x_t in x[: steps - tenth]:
+            _, states["last"] = layer.step(x_t, states["last"])
+        for i in range(tenth):
+            for name, position in (("first", i), ("last", steps - tenth + i)):
+                synchronize(where)
+                start = time.perf_counter()
+                _, states[name] = layer.step(x[position], states[name])
+                synchronize(where)
+                seconds[name].append(time.perf_counter() - start)
+    first, last = (1e6 * statistics.median(seconds[name]) for name in ("first", "last"))
     return {
         "case": {"B": batch, "H": d_model, "N": d_state, "steps": steps},
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",

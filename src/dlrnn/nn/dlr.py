@@ -23,8 +23,10 @@ Cast = Literal["real", "prod"]
 Activation = Literal["gelu", "silu", "relu", "identity"]
 DLRState = RecurrentState | OnlineState
 
-PROD_PAIRS_UP_TO = 32
-"""DLR-prod streams over N (N + 1) / 2 pairs of states up to this N, by online convolution above."""
+PROD_PAIRS_UP_TO = 16
+"""DLR-prod streams over N (N + 1) / 2 pairs of states up to this N: constant memory, 136 states at
+most. Above it, online convolution is faster (docs/performance.md), and its memory is the inputs.
+"""
 
 
 class DLR(nn.Module):
@@ -167,7 +169,7 @@ class DLR(nn.Module):
 
     def _with_skip(self, kernel: Tensor) -> Tensor:
         """`conv(K, u) + D u = conv(K + D at entry 0, u)`."""
-        return torch.cat((kernel[:, :1] + self.D[:, None], kernel[:, 1:]), dim=1)
+        return kernel + F.pad(self.D[:, None], (0, kernel.shape[1] - 1))
 
     # ------------------------------------------------------------------------------ whole
 

@@ -1,0 +1,182 @@
+"""Draws every picture of docs/, and writes the tables that docs/maths.md holds between markers.
+
+make pictures
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from dlrnn import DLR, ops
+from dlrnn.analysis import (
+    compress,
+    layer_of,
+    plot_kernel,
+    plot_spectrum,
+    prod_as_dlr,
+    shift_weight_norms,
+    system_of,
+)
+
+DOCS = Path(__file__).parent
+PICTURES = DOCS / "pictures"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
+
+
+def main() -> None:
+    """All of them."""
+    PICTURES.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    layer = DLR(64, 256)
+    save(plot_spectrum(layer), "spectrum")
+    save(plot_kernel(layer, 256), "kernel")
+    save(two_views(), "two-views")
+    save(phases(), "phases")
+    save(real_against_complex(), "real-lambda")
+    save(compression(), "compress")
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write docs/pictures/NAME.png."""
+    figure.savefig(PICTURES / f"{name}.png", dpi=110)
+    print(f"drawn: docs/pictures/{name}.png")
+
+
+def two_views() -> Figure:
+    """The same output from the recurrence and from the convolution."""
+    length = 120
+    log_lambda = torch.tensor([[-0.02, 0.0], [-0.03, 0.35]], dtype=torch.float64)
+    W = torch.tensor([[[0.5, 0.0], [1.0, 0.0]]], dtype=torch.float64)
+    u = torch.zeros(1, length, 1, dtype=torch.float64)
+    u[0, [5, 40, 46, 80], 0] = torch.tensor([1.0, 0.8, -1.2, 0.6], dtype=torch.float64)
+    kernel = ops.vandermonde(W, log_lambda, length)
+    whole = ops.convolution(u, kernel)[0, :, 0]
+    state, steps, states = torch.zeros(1, 1, 2, 2, dtype=torch.float64), [], []
+    for u_t in u.unbind(1):
+        y, state = ops.step(u_t, W, log_lambda, state)
+        steps.append(y.item())
+        states.append(state[0, 0, :, 0])
+    modes = torch.stack(states)
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    top, left, right, bottom = figure.subplot_mosaic(
+        [["u", "u"], ["x", "K"], ["y", "y"]], height_ratios=(0.6, 1, 1)
+    ).values()
+    top.stem(u[0, :, 0], linefmt="k-", markerfmt="k.", basefmt=" ")
+    top.set(title="input u", xlim=(-1, length))
+    left.plot(modes[:, 0], color=GREEN, label="Re x, lambda = exp(-0.02)")
+    left.plot(modes[:, 1], color=ORANGE, label="Re x, lambda = exp(-0.03 + 0.35 i)")
+    left.set(title="as an RNN: two states", xlim=(-1, length))
+    left.legend(frameon=False, fontsize=8)
+    right.plot(kernel[0], color=BLUE)
+    right.set(title="as a convolution: one kernel", xlim=(-1, length))
+    bottom.plot(whole, color=BLUE, linewidth=4, alpha=0.4, label="convolution")
+    bottom.plot(steps, "k.", markersize=3, label="step by step")
+    bottom.set(title="output y", xlabel="position", xlim=(-1, length))
+    bottom.legend(frameon=False)
+    return tidy(figure)
+
+
+def phases() -> Figure:
+    """Error of the fp32 kernel against float64, by position, |lambda| near 1."""
+    states, length, width = 1024, 2**20, 64
+    im = 2 * math.pi * torch.arange(states) / states
+    re = torch.full((states,), 1e-4)
+    W = torch.randn(1, states, 2) / states
+    log_lambda = torch.stack((-(re.double() ** 2), im.double()), dim=-1)
+    ours = ops.vandermonde(W, log_lambda, length)[0]
+    starts = sorted({int(2 ** (e / 2)) for e in range(12, 40)} | {length - width})
+    positions, rounded, exact = [], [], []
+    for start in starts:
+        k = torch.arange(start, start + width)
+        single = torch.complex(-(re**2), im)[:, None] * k
+        weight = torch.view_as_complex(W)[0]
+        double = torch.view_as_complex(log_lambda.contiguous())[:, None] * k
+        truth = (weight.to(torch.complex128) @ double.exp()).real
+        positions.append(start)
+        rounded.append(error((weight @ single.exp()).real, truth))
+        exact.append(error(ours[k], truth))
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.loglog(positions, rounded, ".-", color=ORANGE, label="exp(k log lambda) in fp32")
+    axes.loglog(positions, exact, ".-", color=BLUE, label="dlrnn (two float64 tables)")
+    axes.set(xlabel="position k", ylabel="relative error of the kernel")
+    axes.axhline(1e-5, color=GREY, linewidth=0.8, linestyle="--")
+    axes.legend(frameon=False)
+    return tidy(figure)
+
+
+def real_against_complex() -> Figure:
+    """How large w must be to shift by N - 1, and the table of docs/maths.md."""
+    rows = shift_weight_norms([2, 4, 8, 16, 32, 64, 128])
+    header = "| N = L | max w, real lambda | max w, complex lambda | condition, real | complex |"
+    lines = [
+        f"| {row.N} | 2^{row.log2_real:.1f} | 2^{row.log2_complex:.1f} |"
+        f" {shown(row.condition_real)} | {shown(row.condition_complex)} |"
+        for row in rows
+    ]
+    replace("shift weights", "\n".join((header, "|---|---|---|---|---|", *lines)))
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    sizes = [row.N for row in rows]
+    axes.plot(sizes, [row.log2_real for row in rows], "o-", color=ORANGE, label="real lambda")
+    axes.plot(sizes, [2 * n for n in sizes], "--", color=GREY, label="2 N")
+    axes.plot(sizes, [row.log2_complex for row in rows], "o-", color=BLUE, label="complex lambda")
+    axes.set(xlabel="states N", ylabel="log2 of the largest weight")
+    axes.legend(frameon=False)
+    return tidy(figure)
+
+
+def compression() -> Figure:
+    """Error and bound of `compress`, for the DLR that a DLR-prod of 16 states is."""
+    torch.manual_seed(0)
+    layer = layer_of(prod_as_dlr(system_of(DLR(4, 16, cast="prod"))))
+    sizes = [8, 16, 32, 48, 64, 80, 96, 112, 128]
+    results = [compress(layer, size) for size in sizes]
+    largest = results[0].singular_values[0].item()
+    lines = [
+        f"| {r.layer.d_state} | {r.error / largest:.1e} | {r.bound / largest:.1e} |"
+        for r in results
+    ]
+    replace("compress", "\n".join(("| states | error | bound |", "|---|---|---|", *lines)))
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    used = [r.layer.d_state for r in results]
+    axes.semilogy(used, [r.bound / largest for r in results], "o--", color=GREY, label="bound")
+    axes.semilogy(used, [r.error / largest for r in results], "o-", color=BLUE, label="error")
+    axes.set(
+        xlabel=f"states kept, of {layer.d_state}", ylabel="relative to the largest singular value"
+    )
+    axes.legend(frameon=False)
+    return tidy(figure)
+
+
+def error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """||value - truth|| / ||truth||."""
+    return float((value.double() - truth).norm() / truth.norm())
+
+
+def shown(number: float) -> str:
+    """A condition number."""
+    return f"{number:.2g}" if number < 1e15 else "> 1e15"
+
+
+def tidy(figure: Figure) -> Figure:
+    """Without the box."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def replace(name: str, text: str) -> None:
+    """Put text between `<!-- NAME -->` and `<!-- /NAME -->` of docs/maths.md."""
+    page = DOCS / "maths.md"
+    before, rest = page.read_text().split(f"<!-- {name} -->\n")
+    _, after = rest.split(f"<!-- /{name} -->")
+    page.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrnn.analysis import System, compress, layer_of, prod_as_dlr, system_of
+from dlrnn.nn import DLR
+
+
+def fresh(channels, states, seed=0, **options):
+    torch.manual_seed(seed)
+    return DLR(channels, states, **options)
+
+
+def kernel(layer, length):
+    return layer.kernel(length).detach()
+
+
+def norm(x):
+    return torch.linalg.norm(x).item()
+
+
+# ---------------------------------------------------------------------------------- the bound
+
+
+def slow_gain(a, b, frequencies=2000, length=4000):
+    """max_omega |G - G'| from long kernels, frequency by frequency; b may be missing."""
+    difference = kernel(a, length) - (0 if b is None else kernel(b, length))
+    omega = torch.linspace(0, math.pi, frequencies, dtype=torch.float64)
+    turns = torch.exp(-1j * omega[:, None] * torch.arange(length))
+    return torch.linalg.norm(turns @ difference.T.to(turns.dtype), dim=1).max().item()
+
+
+def test_error_is_measured_right_and_lies_below_a_bound_that_says_something():
+    layer = fresh(8, 64, dt_min=2e-2).double()
+    for d_state in (60, 48, 32, 16, 4, 1):
+        small = compress(layer, d_state)
+        assert small.layer.d_state <= d_state
+        assert slow_gain(layer, small.layer) == pytest.approx(small.error, rel=0.02)
+        assert small.error <= small.bound <= 100 * small.error
+        assert small.error <= 1.01 * slow_gain(layer, None)
+
+
+def test_bound_is_twice_the_singular_values_left_out():
+    layer = fresh(4, 16).double()
+    small = compress(layer, 8)
+    left_out = [2 * small.singular_values[order:].sum().item() for order in range(8, 17)]
+    assert small.bound in left_out
+    # d_state states hold at most 2 d_state modes, and at least d_state.
+    assert (small.singular_values.diff() <= 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.integers(1, 4),
+    states=st.integers(1, 12),
+    fraction=st.floats(0, 1),
+    real=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_bound_holds_for_every_size(channels, states, fraction, real, seed):
+    layer = fresh(channels, states, seed, real=real).double()
+    d_state = max(1, round(fraction * states))
+    small = compress(layer, d_state)
+    assert 1 <= small.layer.d_state <= d_state
+    assert small.error <= small.bound + 1e-9 * small.singular_values[0]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_no_input_gives_a_larger_difference_than_the_bound(bidirectional):
+    layer = fresh(3, 16, bidirectional=bidirectional, project=False).double()
+    small = compress(layer, 9)
+    bound = small.bound * (math.sqrt(2) if bidirectional else 1)
+    u = torch.randn(2, 500, 3, dtype=torch.float64)
+    difference = (layer(u) - small.layer(u)).detach()
+    for b in range(2):
+        for h in range(3):
+            assert 0 < norm(difference[b, :, h]) <= bound * norm(u[b, :, h])
+
+
+def test_memory_close_to_endless():
+    """|lambda| = 1 - 1e-7: resonances that a plain grid of frequencies would step over."""
+    modulus = torch.tensor([1 - 1e-7, 1 - 3e-7, 1 - 1e-6, 0.9], dtype=torch.float64)
+    lam = torch.polar(modulus, torch.tensor([0.1, 0.7, 2.0, 3.0], dtype=torch.float64))
+    weights = torch.tensor([[1.0, 1e-3, 1e-3, 1e-3]], dtype=torch.complex128)
+    small = compress(layer_of(System(lam, weights)), 1)
+    # What is left out: the second mode alone peaks at |w| / (2 (1 - |lambda|)) = 1.7e3.
+    assert small.error == pytest.approx(1e-3 / 3e-7 / 2, rel=0.02)
+    assert small.error <= small.bound
+    assert abs(system_of(small.layer).lam.item()) == pytest.approx(1 - 1e-7, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------- exactness
+
+
+def padded(kind):
+    """A layer of 6 states' worth of kernel in 15 states, and the 6 states."""
+    g = torch.Generator().manual_seed(5)
+    phase = torch.linspace(0.3, 2.8, 6, dtype=torch.float64)
+    modulus = 1 - 10 ** (-1 - 2 * torch.rand(6, generator=g, dtype=torch.float64))
+    true = System(torch.polar(modulus, phase), torch.randn(3, 6, generator=g).cdouble())
+    more = torch.polar(
+        0.3 + 0.06 * torch.arange(9).double(), 6 * torch.rand(9, generator=g).double()
+    )
+    if kind == "zero weight":
+        lam, w = torch.cat((true.lam, more)), torch.cat((true.w, torch.zeros(3, 9)), dim=1)
+    elif kind == "same lambda":
+        part = torch.randn(3, 6, generator=g).cdouble()
+        lam = torch.cat((true.lam, true.lam, more[:3]))
+        w = torch.cat((part, true.w - part, torch.zeros(3, 3)), dim=1)
+    else:  # conjugates: Re(w lambda^k) = Re(conj(w) conj(lambda)^k)
+        part = torch.randn(3, 6, generator=g).cdouble()
+        lam = torch.cat((true.lam, true.lam.conj(), more[:3]))
+        w = torch.cat((part, (true.w - part).conj(), torch.zeros(3, 3)), dim=1)
+    return layer_of(System(lam, w)), layer_of(true)
+
+
+@pytest.mark.parametrize("kind", ["zero weight", "same lambda", "conjugates"])
+@pytest.mark.parametrize("d_state", [6, 10, 15])
+def test_states_that_add_nothing_are_found(kind, d_state):
+    layer, true = padded(kind)
+    small = compress(layer, d_state)
+    assert small.layer.d_state == 6
+    assert small.error <= 1e-10 * small.singular_values[0]
+    assert small.bound <= 1e-10 * small.singular_values[0]
+    torch.testing.assert_close(kernel(small.layer, 300), kernel(true, 300), rtol=0, atol=1e-10)
+    found, expected = system_of(small.layer).lam, system_of(true).lam
+    order = found.angle().argsort()
+    torch.testing.assert_close(found[order], expected, rtol=0, atol=1e-9)
+
+
+def test_one_state_too_few_costs_something():
+    layer, _ = padded("zero weight")
+    assert compress(layer, 5).error > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"real": True}])
+@pytest.mark.parametrize("states", [1, 2, 9, 32])
+def test_full_size_is_near_exact(options, states):
+    layer = fresh(2, states, **options).double()
+    small = compress(layer, states)
+    assert small.error <= 1e-9 * small.singular_values[0]
+    assert small.bound <= 1e-9 * small.singular_values[0]
+    torch.testing.assert_close(kernel(small.layer, 200), kernel(layer, 200), rtol=0, atol=1e-9)
+
+
+def test_where_no_state_can_be_spared_a_copy_comes_back():
+    layer = fresh(4, 5)
+    small = compress(layer, 5)
+    assert small.bound == small.error == 0
+    assert small.layer is not layer
+    assert torch.equal(kernel(small.layer, 50), kernel(layer, 50))
+
+
+def test_real_modes_count_as_one_state_each():
+    lam = torch.tensor([0.9, 0.5, -0.7, 0.3j], dtype=torch.complex128)
+    layer = layer_of(System(lam, torch.ones(1, 4).cdouble()))
+    assert (compress(layer, 4).singular_values > 1e-10).sum() == 5  # 3 real modes and 1 pair
+    extra = System(torch.cat((lam, lam)), torch.ones(1, 8).cdouble())
+    small = compress(layer_of(extra), 8)
+    assert small.layer.d_state == 4
+    found = sorted(system_of(small.layer).lam.real.tolist())
+    assert found == pytest.approx([-0.7, 0, 0.5, 0.9], abs=1e-9)
+
+
+def test_a_lambda_of_zero_and_weights_of_zero():
+    lam = torch.tensor([0, 0, 0.5], dtype=torch.complex128)
+    small = compress(layer_of(System(lam, torch.ones(1, 3).cdouble())), 3)
+    assert small.layer.d_state == 2
+    expected = 0.5 ** torch.arange(6, dtype=torch.float64)
+    expected[0] = 3
+    torch.testing.assert_close(kernel(small.layer, 6)[0], expected, rtol=0, atol=1e-12)
+    nothing = compress(layer_of(System(lam, torch.zeros(2, 3).cdouble())), 2)
+    assert nothing.layer.d_state == 1
+    assert nothing.error == nothing.bound == 0
+    assert not kernel(nothing.layer, 6).any()
+
+
+# ---------------------------------------------------------------------------------- the layer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"glu": True, "activation": "silu", "dropout": 0.25, "dt_min": 0.01, "dt_max": 0.1},
+        {"project": False, "kernel_length": 11},
+        {"bidirectional": True, "kernel_length": 7},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_everything_but_the_modes_stays(options, dtype):
+    layer = fresh(3, 12, **options).to(dtype).eval()
+    small = compress(layer, 7).layer
+    asked = {"glu": False, "activation": "gelu", "project": True, "kernel_length": None}
+    asked |= {"bidirectional": False, "cast": "real", "dt_min": 5e-4, "dt_max": 0.5} | options
+    dropout = asked.pop("dropout", 0.0)
+    assert getattr(small.dropout, "p", 0.0) == dropout
+    for name, value in asked.items():
+        assert getattr(small, name) == value, name
+    assert not small.training
+    assert {p.dtype for p in small.parameters()} == {dtype}
+    assert torch.equal(small.D, layer.D)
+    if layer.out is not None:
+        assert torch.equal(small.out.weight, layer.out.weight)
+        assert small.out.weight is not layer.out.weight
+    assert small.W.shape == (layer.W.shape[0], small.d_state, 2)
+    assert kernel(small, 20).shape == kernel(layer, 20).shape
+
+
+@pytest.mark.parametrize("kernel_length", [None, 9])
+def test_streaming_is_the_whole(kernel_length):
+    layer = fresh(3, 20, kernel_length=kernel_length).double()
+    small = compress(layer, 11).layer
+    u = torch.randn(2, 40, 3, dtype=torch.float64)
+    with torch.no_grad():
+        whole, state, steps = small(u), None, []
+        for t in range(40):
+            y, state = small.step(u[:, t], state)
+            steps.append(y)
+    torch.testing.assert_close(torch.stack(steps, dim=1), whole, rtol=0, atol=1e-12)
+
+
+def test_in_single_precision_little_is_added_to_the_error():
+    layer = fresh(8, 64)
+    small = compress(layer, 63)
+    difference = kernel(layer.double(), 1000) - kernel(small.layer.double(), 1000)
+    assert difference.abs().max() < 1e-4 * kernel(layer, 1000).abs().max()
+
+
+def test_a_real_layer_comes_back_complex_and_close():
+    layer = fresh(4, 64, real=True).double()
+    small = compress(layer, 16)
+    assert not small.layer.real
+    assert small.layer.d_state == 16
+    assert small.error < 1e-5 * small.singular_values[0]
+    torch.testing.assert_close(kernel(small.layer, 500), kernel(layer, 500), rtol=0, atol=1e-4)
+
+
+def test_dlr_prod_compresses_after_conversion():
+    prod = fresh(2, 6, cast="prod").double()
+    layer = layer_of(prod_as_dlr(system_of(prod)))  # 21 states
+    small = compress(layer, 20)
+    assert small.error <= small.bound + 1e-9 * small.singular_values[0]
+    torch.testing.assert_close(
+        kernel(small.layer, 100), kernel(prod, 100), rtol=0, atol=small.bound + 1e-9
+    )
+
+
+def test_compress_leaves_the_layer_and_the_random_numbers_alone():
+    layer = fresh(2, 8)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    compress(layer, 4)
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_what_cannot_be_compressed_is_refused():
+    with pytest.raises(ValueError, match="prod_as_dlr"):
+        compress(fresh(2, 4, cast="prod"), 2)
+    for d_state in (0, -1, 5):
+        with pytest.raises(ValueError, match=f"between 1 and the layer's 4, not {d_state}"):
+            compress(fresh(2, 4), d_state)
+    layer = fresh(2, 4)
+    with torch.no_grad():
+        layer.log_lambda_re[1] = 0
+    with pytest.raises(ValueError, match=r"1 of the 4 states have \|lambda\| = 1"):
+        compress(layer, 2)

@@ -1,0 +1,300 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrnn.analysis import (
+    System,
+    from_linear_rnn,
+    kronecker,
+    layer_of,
+    prod_as_dlr,
+    prod_as_dlr_full,
+    system_of,
+)
+from dlrnn.nn import DLR
+
+SIZES = [(1, 1, 1), (1, 1, 9), (3, 5, 7), (2, 9, 130), (5, 2, 1)]
+
+
+def random_system(channels, states, seed=0, *, with_zero=False):
+    """|lambda| in [0.9, 1], the first one just below 1, the last one 0 if asked for."""
+    g = torch.Generator().manual_seed(seed)
+    modulus = 0.9 + 0.1 * torch.rand(states, generator=g, dtype=torch.float64)
+    modulus[0] = 1 - 1e-9
+    if with_zero:
+        modulus[-1] = 0
+    phase = 2 * math.pi * torch.rand(states, generator=g, dtype=torch.float64)
+    w = torch.randn(channels, states, generator=g, dtype=torch.complex128)
+    return System(torch.polar(modulus, phase), w)
+
+
+def slow_kernel(system, length):
+    """K_k = sum_n w_n lambda_n^k with Python's own powers; 0 ** 0 is 1."""
+    lam, w = system.lam.tolist(), system.w.tolist()
+    rows = [
+        [sum(w_n * lam_n**k for w_n, lam_n in zip(row, lam, strict=True)) for k in range(length)]
+        for row in w
+    ]
+    return torch.tensor(rows, dtype=torch.complex128)
+
+
+def close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------------------------- kernels
+
+
+@pytest.mark.parametrize(("channels", "states", "length"), SIZES)
+@pytest.mark.parametrize("with_zero", [False, True])
+def test_kernel_is_its_definition(channels, states, length, with_zero):
+    system = random_system(channels, states, with_zero=with_zero)
+    kernel = system.kernel(length)
+    assert kernel.shape == (channels, length)
+    assert kernel.dtype == torch.complex128
+    close(kernel, slow_kernel(system, length))
+
+
+def test_kernel_of_lambda_zero_is_an_impulse():
+    system = System(torch.zeros(2, dtype=torch.complex128), torch.tensor([[1 + 2j, 3j]]).cdouble())
+    expected = torch.tensor([[1 + 5j, 0, 0, 0]], dtype=torch.complex128)
+    assert torch.equal(system.kernel(4), expected)
+
+
+def test_kernel_outside_the_unit_circle_and_on_it():
+    lam = torch.tensor([1.01 + 0.02j, -1, 1j], dtype=torch.complex128)
+    system = System(lam, torch.tensor([[1.0, 2, 3j]], dtype=torch.complex128))
+    close(system.kernel(300), slow_kernel(system, 300), 1e-11)
+
+
+def test_a_long_kernel_makes_no_three_dimensional_tensor():
+    system = random_system(64, 64)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        system.kernel(2**12)  # H N L complex numbers would be 256 MiB
+    assert max(event.self_cpu_memory_usage for event in profile.events()) < 2**25
+
+
+@pytest.mark.parametrize(
+    ("lam", "w", "sentence"),
+    [
+        (torch.ones(2, 1).cdouble(), torch.ones(1, 2).cdouble(), "lam must have the shape"),
+        (torch.ones(2).cdouble(), torch.ones(1, 3).cdouble(), r"w must have the shape \[H, 2\]"),
+        (torch.ones(2).cdouble(), torch.ones(1, 2).cfloat(), "w must be complex128"),
+        (torch.ones(0).cdouble(), torch.ones(1, 0).cdouble(), "at least one state"),
+        (torch.full((1,), math.nan).cdouble(), torch.ones(1, 1).cdouble(), "lam holds a NaN"),
+    ],
+)
+def test_a_bad_system_is_refused(lam, w, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        System(lam, w)
+
+
+# ---------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bidirectional": True}, {"real": True}, {"kernel_length": 40}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_system_of_a_layer(options, dtype):
+    layer = DLR(3, 7, **options).to(dtype)
+    system = system_of(layer)
+    assert system.w.shape == (layer.W.shape[0], 7)
+    assert not system.w.requires_grad
+    kernel = layer.double().kernel(40).detach()
+    close(system.kernel(40).real, kernel)
+
+
+def test_system_of_dlr_prod_is_before_the_cast():
+    layer = DLR(2, 5, cast="prod").double()
+    kernel = system_of(layer).kernel(30)
+    close(kernel.real * kernel.imag, layer.kernel(30).detach())
+
+
+@pytest.mark.parametrize(("channels", "states", "length"), SIZES)
+def test_layer_of_a_system_convolves_with_the_real_part(channels, states, length):
+    system = random_system(channels, states, with_zero=True)
+    layer = layer_of(system)
+    kernel = slow_kernel(system, length).real
+    close(layer.kernel(length).detach(), kernel)
+    u = torch.randn(2, length, channels, dtype=torch.float64)
+    y = [sum(kernel[:, j] * u[:, i - j] for j in range(i + 1)) for i in range(length)]
+    close(layer(u).detach(), torch.stack(y, dim=1), 1e-11)
+
+
+def test_layer_of_and_system_of_are_inverse():
+    system = random_system(4, 6, with_zero=True)
+    back = system_of(layer_of(system))
+    close(back.lam, system.lam, 1e-15)
+    assert torch.equal(back.w, system.w)
+    assert back.lam[-1] == 0
+
+
+def test_layer_of_a_bidirectional_system():
+    layer = DLR(3, 4, bidirectional=True, project=False).double()
+    torch.nn.init.zeros_(layer.D)
+    again = layer_of(system_of(layer), bidirectional=True)
+    u = torch.randn(2, 9, 3, dtype=torch.float64)
+    close(again(u).detach(), layer(u).detach())
+    with pytest.raises(ValueError, match="even number and not 3"):
+        layer_of(random_system(3, 2), bidirectional=True)
+
+
+def test_layer_of_draws_no_random_numbers():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    layer_of(random_system(2, 3))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_layer_of_a_growing_system_is_refused():
+    grows = System(torch.tensor([0.5, 1.25j]).cdouble(), torch.ones(1, 2).cdouble())
+    with pytest.raises(ValueError, match=r"largest \|lambda\| of this system is 1\.25"):
+        layer_of(grows)
+
+
+def test_layer_of_forgives_rounding_of_the_unit_circle():
+    phase = 2 * math.pi * torch.arange(37, dtype=torch.float64) / 37
+    modulus = torch.full_like(phase, 1 + 4e-16)
+    system = System(torch.polar(modulus, phase), torch.ones(1, 37).cdouble() / 37)
+    assert system.lam.abs().max() > 1  # by rounding
+    close(layer_of(system).kernel(75).detach(), slow_kernel(system, 75).real)
+
+
+# ---------------------------------------------------------------------------------- products
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.integers(1, 3),
+    m=st.integers(1, 5),
+    n=st.integers(1, 5),
+    length=st.integers(1, 20),
+    with_zero=st.booleans(),
+)
+def test_kernel_of_a_kronecker_product_is_the_product_of_kernels(channels, m, n, length, with_zero):
+    a, b = random_system(channels, m, 1), random_system(channels, n, 2, with_zero=with_zero)
+    product = kronecker(a, b)
+    assert product.w.shape == (channels, m * n)
+    close(product.kernel(length), slow_kernel(a, length) * slow_kernel(b, length))
+
+
+def test_kronecker_of_different_channels_is_refused():
+    with pytest.raises(ValueError, match="not 2 and 3"):
+        kronecker(random_system(2, 2), random_system(3, 2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.integers(1, 3),
+    states=st.integers(1, 5),
+    length=st.integers(1, 20),
+    with_zero=st.booleans(),
+)
+def test_dlr_prod_is_a_dlr(channels, states, length, with_zero):
+    system = random_system(channels, states, with_zero=with_zero)
+    kernel = slow_kernel(system, length)
+    expected = kernel.real * kernel.imag
+    small, full = prod_as_dlr(system), prod_as_dlr_full(system)
+    assert small.lam.shape == (states * (states + 1) // 2,)
+    assert full.lam.shape == (4 * states**2,)
+    close(small.kernel(length).real, expected)
+    close(full.kernel(length), torch.complex(expected, torch.zeros_like(expected)))
+
+
+def test_dlr_prod_layer_converts_to_a_real_one_that_streams():
+    prod = DLR(2, 5, cast="prod", project=False).double()
+    real = layer_of(prod_as_dlr(system_of(prod)))
+    with torch.no_grad():
+        real.D.copy_(prod.D)
+    u = torch.randn(1, 50, 2, dtype=torch.float64)
+    close(real(u).detach(), prod(u).detach())
+
+
+# ---------------------------------------------------------------------------------- linear RNNs
+
+
+def slow_rnn_kernel(A, B, C, length):
+    A, B, C = (x.to(torch.complex128) for x in (A, B, C))
+    x, kernel = B.reshape(-1), []
+    for _ in range(length):
+        kernel.append(C.reshape(-1, len(x)) @ x)
+        x = A @ x
+    return torch.stack(kernel, dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("states", [1, 2, 7, 16])
+def test_a_linear_rnn_is_a_dlr(dtype, states):
+    g = torch.Generator().manual_seed(states)
+    A = torch.randn(states, states, generator=g, dtype=dtype) / (2 * states**0.5)
+    B, C = (torch.randn(n, states, generator=g, dtype=dtype) for n in (1, 3))
+    expected = slow_rnn_kernel(A, B, C, 12)
+    for b in (B[0], B.T):
+        system = from_linear_rnn(A, b, C)
+        close(system.kernel(12), expected, 1e-11)
+    close(from_linear_rnn(A, B[0], C[0]).kernel(12), expected[:1], 1e-11)
+
+
+def test_a_rotation_stays_on_the_unit_circle():
+    Q = torch.linalg.qr(torch.randn(9, 9, dtype=torch.float64)).Q
+    B, C = torch.randn(2, 9, dtype=torch.float64)
+    system = from_linear_rnn(Q, B, C)
+    close(system.lam.abs(), torch.ones(9, dtype=torch.float64))
+    expected = slow_rnn_kernel(Q, B, C, 200)
+    close(layer_of(system).kernel(200).detach(), expected.real, 1e-11)
+
+
+@pytest.mark.parametrize(
+    "A", [torch.zeros(3, 3), torch.eye(3), torch.diag(torch.tensor([1.0, 1, 0]))]
+)
+def test_equal_eigenvalues_alone_are_no_obstacle(A):
+    B, C = torch.randn(2, 3)
+    close(from_linear_rnn(A, B, C).kernel(5), slow_rnn_kernel(A, B, C, 5))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("eigenvalue", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_defective_matrix_is_refused(size, eigenvalue, rotated):
+    J = eigenvalue * torch.eye(size, dtype=torch.float64)
+    J += torch.diag(torch.ones(size - 1, dtype=torch.float64), 1)
+    if rotated:
+        g = torch.Generator().manual_seed(size)
+        Q = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64)).Q
+        J = Q @ J @ Q.T
+    sentence = r"condition number of its eigenvectors is \S+, and it must be at most 1e\+07"
+    with pytest.raises(ValueError, match=sentence):
+        from_linear_rnn(J, torch.ones(size), torch.ones(size))
+
+
+def test_a_nearly_defective_matrix_keeps_eight_digits_or_is_refused():
+    B, C = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])
+    for gap in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
+        A = torch.tensor([[0.9, 1.0], [0.0, 0.9 - gap]], dtype=torch.float64)
+        if gap > 3e-7:
+            close(from_linear_rnn(A, B, C).kernel(30), slow_rnn_kernel(A, B, C, 30), 1e-8)
+        else:
+            with pytest.raises(ValueError, match="condition number"):
+                from_linear_rnn(A, B, C)
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "C", "sentence"),
+    [
+        (torch.ones(2, 3), torch.ones(3), torch.ones(3), r"A must be square.*not \[2, 3\]"),
+        (torch.ones(()), torch.ones(1), torch.ones(1), "A must be square"),
+        (torch.eye(2), torch.ones(3), torch.ones(2), r"B must have the shape \[2\] or \[2, 1\]"),
+        (torch.eye(2), torch.ones(1, 2), torch.ones(2), "B must have the shape"),
+        (torch.eye(2), torch.ones(2), torch.ones(2, 3), r"C must have the shape \[H, 2\]"),
+        (torch.eye(2) * math.nan, torch.ones(2), torch.ones(2), "A holds a NaN"),
+        (torch.eye(2), torch.ones(2), torch.full((2,), math.inf), "C holds a NaN or an inf"),
+    ],
+)
+def test_bad_matrices_are_refused(A, B, C, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        from_linear_rnn(A, B, C)
