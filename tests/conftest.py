@@ -1,10 +1,13 @@
 """What every test stands on: fixed seeds, one device, uninitialised memory full of NaN."""
 
+import os
+
 import hypothesis
 import pytest
 import torch
 from support import DEVICE
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode needs it on a GPU
 hypothesis.settings.register_profile("dlrnn", deadline=None, max_examples=30, derandomize=True)
 hypothesis.settings.load_profile("dlrnn")
 
@@ -15,7 +18,7 @@ def surroundings():
     torch.manual_seed(0)
     if DEVICE.type == "cpu":
         torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(True)
-        assert torch.empty(3).isnan().all(), "uninitialised memory is not poisoned"
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3, device=DEVICE).isnan().all(), "uninitialised memory is not poisoned"
     yield
     torch.use_deterministic_algorithms(False)

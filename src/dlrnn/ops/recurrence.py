@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for
-from dlrnn.ops.pairs import conjugate, pair_product, powers
+from dlrnn.ops.pairs import pair_product, powers
 from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
 
 
@@ -32,13 +32,14 @@ def step(
     backend_for("step")
     lam_re, lam_im = powers(log_lambda, log_lambda.new_ones(())).unbind(-1)  # [N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
-    re = torch.addcmul(u[..., None], lam_re, x_re).addcmul(lam_im, x_im, value=-1)
-    im = (lam_re * x_im).addcmul(lam_im, x_re)
-    x = torch.stack((re, im), dim=-1)
+    re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)
+    im = (lam_re * x_im).addcmul_(lam_im, x_re)
     if leaving is not None:
-        x = x - powers(log_lambda, log_lambda.new_full((), window)) * leaving[..., None, None]
-    x = x.to(state.dtype)
-    return (x * conjugate(W)).sum((-2, -1)), x
+        gone = powers(log_lambda, log_lambda.new_full((), window)) * leaving[..., None, None]
+        re, im = re - gone[..., 0], im - gone[..., 1]
+    re, im = re.to(state.dtype), im.to(state.dtype)
+    y = torch.linalg.vecdot(re, W[..., 0]) - torch.linalg.vecdot(im, W[..., 1])
+    return y, torch.stack((re, im), dim=-1)
 
 
 def advance(
