@@ -42,7 +42,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     with (
         _quiet_stderr(),
         torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
         ) as profiler,
     ):
         function()

@@ -147,18 +147,15 @@ def _workspace(u: Tensor) -> int:
 
 def _spectrum(u: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """[B, L, h] -> [B, h, n/2 + 1], zero-padded."""
-    padded = torch.empty(u.shape[0], u.shape[2], size, dtype=dtype, device=u.device)
-    padded[..., : u.shape[1]] = u.transpose(1, 2)
-    padded[..., u.shape[1] :] = 0
-    spectrum: Tensor = torch.fft.rfft(padded)
+    spectrum: Tensor = torch.fft.rfft(u.transpose(1, 2).to(dtype), n=size)
     return spectrum
 
 
 def _kernel_spectrum(right: Tensor, left: Tensor, size: int) -> Tensor:
-    kernel = torch.zeros(right.shape[0], size, dtype=right.dtype, device=right.device)
-    kernel[:, : right.shape[1]] = right
-    kernel[:, size - left.shape[1] :] = left.flip(-1)
-    spectrum: Tensor = torch.fft.rfft(kernel)
+    if left.shape[1]:
+        gap = right.new_zeros(right.shape[0], size - right.shape[1] - left.shape[1])
+        right = torch.cat((right, gap, left.flip(-1)), dim=1)
+    spectrum: Tensor = torch.fft.rfft(right, n=size)
     return spectrum
 
 

@@ -14,17 +14,19 @@ def pair_product(a: Float[Tensor, "*#s 2"], b: Float[Tensor, "*#s 2"]) -> Float[
 
 def conjugate(a: Float[Tensor, "*s 2"]) -> Float[Tensor, "*s 2"]:
     """(re, im) -> (re, -im)."""
-    return a * a.new_tensor((1.0, -1.0))
+    return torch.stack((a[..., 0], -a[..., 1]), dim=-1)
 
 
-def powers(log_lambda: Float[Tensor, "*n 2"], exponent: Tensor) -> Float[Tensor, "*_ 2"]:
+def powers(log_lambda: Float[Tensor, "*n 2"], exponent: Tensor | int) -> Float[Tensor, "*_ 2"]:
     """`lambda^exponent = exp(exponent * log lambda)` as float64 pairs, broadcasting.
 
     The phase `exponent * Im log lambda` is formed and reduced modulo 2 pi in float64: for a
     float32 phase and an exponent below 2^29 the product is exact.
     """
-    log_lambda = log_lambda.double()
-    exponent = exponent.to(torch.float64)
-    modulus = torch.exp(log_lambda[..., 0] * exponent)
-    phase = log_lambda[..., 1] * exponent
+    decay, phase = (log_lambda.double() * _as_factor(exponent)).unbind(-1)
+    modulus = decay.exp()
     return torch.stack((modulus * phase.cos(), modulus * phase.sin()), dim=-1)
+
+
+def _as_factor(exponent: Tensor | int) -> Tensor | int:
+    return exponent if isinstance(exponent, int) else exponent[..., None]

@@ -30,12 +30,12 @@ def step(
     further with every step.
     """
     backend_for("step")
-    lam_re, lam_im = powers(log_lambda, log_lambda.new_ones(())).unbind(-1)  # [N]
+    lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
     re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)
     im = (lam_re * x_im).addcmul_(lam_im, x_re)
     if leaving is not None:
-        gone = powers(log_lambda, log_lambda.new_full((), window)) * leaving[..., None, None]
+        gone = powers(log_lambda, window) * leaving[..., None, None]
         re, im = re - gone[..., 0], im - gone[..., 1]
     re, im = re.to(state.dtype), im.to(state.dtype)
     y = torch.linalg.vecdot(re, W[..., 0]) - torch.linalg.vecdot(im, W[..., 1])
@@ -55,8 +55,8 @@ def advance(
     moments = vandermonde_adjoint(u.flip(1).transpose(1, 2), log_lambda)
     if state is None:
         return moments
-    count = lengths if lengths is not None else torch.full((1,), u.shape[1], device=u.device)
-    decay = powers(log_lambda, count[:, None, None]).to(state.dtype)  # [B or 1, 1, N, 2]
+    count = u.shape[1] if lengths is None else lengths[:, None, None]
+    decay = powers(log_lambda, count).to(state.dtype)  # [N, 2] or [B, 1, N, 2]
     return moments + pair_product(decay, state)
 
 
@@ -67,7 +67,7 @@ def response(
     length: int,
 ) -> Float[Tensor, "B {length} H"]:
     """What a state adds to the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
-    lam = powers(log_lambda, log_lambda.new_ones(())).to(state.dtype)
+    lam = powers(log_lambda, 1).to(state.dtype)
     weight = pair_product(W, pair_product(lam, state))
     return vandermonde(weight, log_lambda, length).transpose(1, 2)
 

@@ -176,6 +176,8 @@ def _complex_dtype(real: torch.dtype) -> torch.dtype:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    if not torch.is_autocast_enabled(a.device.type):
+        return a @ b
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
@@ -214,11 +216,11 @@ def _fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
 
     The same split again, `a = c + s d`, saves most of the exponentials; a few states at a time.
     """
-    states, inner = log_lambda.shape[0], 2 ** (split.bit_length() // 2)
-    device = log_lambda.device
-    units = powers(log_lambda[:, None], torch.arange(inner, device=device))
-    steps = powers(log_lambda[:, None], torch.arange(0, split, inner, device=device))
-    units, steps = torch.view_as_complex(units), torch.view_as_complex(steps)
+    states, inner, device = log_lambda.shape[0], 2 ** (split.bit_length() // 2), log_lambda.device
+    position = torch.arange(inner, device=device)
+    position = torch.cat((position, torch.arange(0, split, inner, device=device)))
+    both = torch.view_as_complex(powers(log_lambda[:, None], position))
+    units, steps = both[:, :inner], both[:, inner:]
     table = torch.empty(states, 2, split, dtype=dtype, device=device)
     stride = max(1, _workspace(log_lambda) // (8 * split))
     for start in range(0, states, stride):
