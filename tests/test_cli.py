@@ -73,6 +73,15 @@ def test_bench_memory_sees_what_the_listing_allocates():
     assert result["dlrnn"]["extra_mib"] < at_least
 
 
+def test_bench_kernel(capsys):
+    small = ["--d-model", "2", "--d-state", "4", "--length", "5000", "--device", "cpu"]
+    assert main(["bench", "kernel", *small, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert max(result["errors"].values()) < 1e-5 < result["naive"]
+    assert main(["bench", "kernel", *small]) == 0
+    assert "log_lambda_im" in capsys.readouterr().out
+
+
 def test_bench_step(capsys):
     small = ["--d-model", "2", "--d-state", "4", "--steps", "20", "--device", "cpu"]
     assert main(["bench", "step", *small, "--json"]) == 0
@@ -113,6 +122,14 @@ def test_check_of_a_saved_model(tmp_path, capsys, options):
     assert all((row["steps"] is not None) == streams for row in rows)
     assert main(["check", str(tmp_path), "--length", "5"]) == 0
     assert "float64" in capsys.readouterr().out
+
+
+def test_check_of_new_layers(capsys):
+    assert main(["check", "--length", "80", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len({row["layer"] for row in rows}) == 7
+    assert len(rows) == 14
+    assert all(row["ok"] for row in rows)
 
 
 def test_check_sees_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):

@@ -10,6 +10,15 @@ from dlrnn.nn import DLR, load_layers
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 CHUNKS = (1, 7, 64)
+FORMS: dict[str, dict[str, Any]] = {
+    "real": {},
+    "prod, by pairs": {"cast": "prod"},
+    "prod, online": {"cast": "prod", "d_state": 40},
+    "restricted": {"kernel_length": 100},
+    "restricted prod": {"cast": "prod", "kernel_length": 100},
+    "glu": {"glu": True},
+    "bidirectional": {"bidirectional": True},
+}
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -34,6 +43,20 @@ def check_file(
         for dtype in TOLERANCE
         for length in lengths
     ]
+
+
+def check_forms(lengths: list[int]) -> list[dict[str, Any]]:
+    """The same for new layers: every way to stream there is, |lambda| between 0.99 and 1."""
+    rows = []
+    for form, options in FORMS.items():
+        torch.manual_seed(0)
+        layer = DLR(8, **{"d_state": 16, "dt_min": 1e-6, "dt_max": 1e-2, **options})
+        rows += [
+            {"layer": form, **check_layer(layer, dtype, length)}
+            for dtype in TOLERANCE
+            for length in lengths
+        ]
+    return rows
 
 
 def check_layer(layer: DLR, dtype: torch.dtype, length: int) -> dict[str, Any]:

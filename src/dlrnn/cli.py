@@ -34,19 +34,26 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure speed and memory", allow_abbrev=False)
     cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
     layer = _command(cases, "layer", _bench_layer, "the layer against the paper's listing")
+    kernel = _command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = _command(cases, "step", _bench_step, "the cost of a step along a sequence")
-    for case, batch in ((layer, 4), (step, 1)):
+    for case, channels in ((layer, 64), (kernel, 4), (step, 64)):
         _device(case)
-        case.add_argument("--batch", type=_count, default=batch, metavar="B")
-        case.add_argument("--d-model", type=_count, default=64, metavar="H")
+        case.add_argument("--d-model", type=_count, default=channels, metavar="H")
         case.add_argument("--d-state", type=_count, default=1024, metavar="N")
-    layer.add_argument("--length", type=_count, default=4096, metavar="L")
-    layer.add_argument("--repeats", type=_count, default=20)
+    for case, batch in ((layer, 4), (step, 1)):
+        case.add_argument("--batch", type=_count, default=batch, metavar="B")
+    for case, length, repeats in ((layer, 4096, 20), (kernel, 2**20, 3)):
+        case.add_argument("--length", type=_count, default=length, metavar="L")
+        case.add_argument("--repeats", type=_count, default=repeats)
     step.add_argument("--steps", type=_count, default=10000)
 
     check = _command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
     check.add_argument(
-        "path", type=Path, metavar="RUN_OR_FILE", help="a .safetensors file or folder"
+        "path",
+        type=Path,
+        nargs="?",
+        metavar="RUN_OR_FILE",
+        help="a .safetensors file or its folder; without it, new layers of every form",
     )
     check.add_argument("--length", type=_count, nargs="+", default=[64, 1000, 4096], metavar="L")
     check.add_argument("--cast", choices=("real", "prod"), help="if the file does not say")
@@ -132,6 +139,26 @@ def _bench_layer(given: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_kernel(given: argparse.Namespace) -> int:
+    from dlrnn.bench.kernel import bench_kernel
+
+    result = bench_kernel(
+        d_model=given.d_model,
+        d_state=given.d_state,
+        length=given.length,
+        device=_resolve(given.device),
+        repeats=given.repeats,
+    )
+    if given.json:
+        _print_json(result)
+        return 0
+    case = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
+    rows = [{"fp32 against float64": name, "error": e} for name, e in result["errors"].items()]
+    rows.append({"fp32 against float64": "exp(k log lambda) in fp32", "error": result["naive"]})
+    _print_table(f"{case}, {result['device']}, forward + backward {result['ms']:g} ms", rows)
+    return 0
+
+
 def _bench_step(given: argparse.Namespace) -> int:
     from dlrnn.bench.step import bench_step
 
@@ -153,9 +180,12 @@ def _bench_step(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from dlrnn.check import check_file
+    from dlrnn.check import check_file, check_forms
 
-    rows = check_file(given.path, given.length, given.cast, given.kernel_length)
+    if given.path is None:
+        rows = check_forms(given.length)
+    else:
+        rows = check_file(given.path, given.length, given.cast, given.kernel_length)
     if given.json:
         _print_json(rows)
     else:

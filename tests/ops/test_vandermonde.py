@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_close, gradients, random_modes, relative_error
+from support import DEVICE, assert_close, gradients, random_modes
 
 from dlrnn import ops
+from dlrnn.bench.kernel import bench_kernel, exact_kernel_and_gradients
 from dlrnn.ops import reference
 
 # (rows, N, L): length 1, odd sizes, more than one block, rows or states of 1
@@ -99,43 +100,25 @@ def test_tiles_give_the_same(monkeypatch, workspace):
 
 
 def test_one_million_positions():
-    """L = 2^20, N = 1024, H = 4, |lambda| near 1: kernel and gradients to 1e-5 in fp32.
+    """L = 2^20, N = 1024, H = 4, |lambda| near 1: kernel and gradients to 1e-5 in fp32."""
+    result = bench_kernel(d_model=4, d_state=1024, length=2**20, device=str(DEVICE), repeats=1)
+    assert set(result["errors"]) == {"kernel", "log_lambda_re", "log_lambda_im", "W"}
+    assert max(result["errors"].values()) <= 1e-5
+    assert result["naive"] > 1e-3, "phases in fp32 should have failed here"
 
-    The expected values are float64 sums over blocks of positions, phases by exp alone.
-    """
-    length, states, rows, block = 2**20, 1024, 4, 2**12
-    generator = torch.Generator().manual_seed(1)
-    re = (torch.rand(states, generator=generator) * 1e-6).sqrt()  # |lambda| > 1 - 1e-6
-    im = 2 * torch.pi * torch.rand(states, generator=generator)
-    W = torch.randn(rows, states, 2, generator=generator) / states
-    dK = torch.randn(rows, length, generator=generator)
-    leaves = [p.to(DEVICE).requires_grad_() for p in (re, im, W)]
-    log_lambda = torch.stack((-(leaves[0].double() ** 2), leaves[1].double()), dim=-1)
-    kernel = ops.vandermonde(leaves[2], log_lambda, length)
-    d_re, d_im, dW = gradients(kernel, leaves, dK)
 
-    re, im, W, dK = (tensor.double().to(DEVICE) for tensor in (re, im, W, dK))
-    log_lambda, W = torch.complex(-(re**2), im), torch.complex(W[..., 0], W[..., 1])
-    inner = torch.exp(log_lambda[:, None] * torch.arange(block, device=DEVICE))  # [N, block]
-    moments, slopes = torch.zeros_like(W), torch.zeros_like(W)
-    expected = torch.empty(rows, length, dtype=torch.float64, device=DEVICE)
-    for start in range(0, length, block):
-        outer = torch.exp(log_lambda * start)
-        expected[:, start : start + block] = ((W * outer) @ inner).real
-        piece = dK[:, start : start + block]
-        position = torch.arange(start, start + block, device=DEVICE)
-        both = torch.cat((piece, piece * position)).to(inner.dtype) @ inner.mT * outer
-        moments, slopes = moments + both[:rows], slopes + both[rows:]
-    slope = (W * slopes).sum(0)
-    assert_close(kernel, expected, 1e-5)
-    assert_close(torch.complex(dW[..., 0], dW[..., 1]).abs(), moments.conj().abs(), 1e-5)
-    assert_close(dW, torch.view_as_real(moments.conj().resolve_conj()), 1e-5)
-    assert_close(d_re, -2 * re * slope.real, 1e-5)
-    assert_close(d_im, -slope.imag, 1e-5)
-
-    naive = torch.exp((log_lambda.cfloat())[:, None] * torch.arange(length - 64, length).to(DEVICE))
-    naive = (W.cfloat() @ naive).real
-    assert relative_error(naive, expected[:, -64:]) > 1e-3, "fp32 phases should have failed here"
+@pytest.mark.parametrize("length", [1, 70])
+def test_the_truth_of_that_test_is_the_oracle(monkeypatch, length):
+    monkeypatch.setattr("dlrnn.bench.kernel.BLOCK", 16)
+    re, im, W = (
+        torch.rand(*shape, dtype=torch.float64).requires_grad_()
+        for shape in ((5,), (5,), (3, 5, 2))
+    )
+    expected = reference.vandermonde(W, torch.stack((-(re**2), im), dim=-1), length)
+    dK = torch.randn(3, length, dtype=torch.float64)
+    truth = exact_kernel_and_gradients(re, im, W, dK)
+    for have, want in zip(truth, (expected, *gradients(expected, (re, im, W), dK)), strict=True):
+        assert_close(have, want, 1e-12)
 
 
 def test_nan_and_empty_batch():

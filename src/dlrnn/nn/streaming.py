@@ -85,7 +85,7 @@ def read_step(
     window = past.shape[1]
     if window == 0:
         y, x = ops.step(u, *modes, x)
-        return y, state._replace(x=x)
+        return y, RecurrentState(x, past, recent)  # torch 2.11 cannot compile _replace
     y, x = ops.step(u, *modes, x, leaving=past[:, recent.shape[1]], window=window)
     recent = torch.cat((recent, u[:, None]), dim=1)
     if recent.shape[1] == min(FLUSH, window):
