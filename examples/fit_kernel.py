@@ -9,6 +9,7 @@ gives what the convolution gave. Writes out/demo.png.
 """
 
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ def learn(kernel: torch.Tensor) -> tuple[DLR, list[float]]:
     optimizer = torch.optim.AdamW(param_groups(layer, lr=3e-3))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     losses = []
-    for _ in track(range(STEPS), "Learning", transient=True):
+    for _ in track(range(STEPS), "Learning", transient=True, disable=not sys.stdout.isatty()):
         loss = (layer.kernel(LENGTH)[0] - kernel).square().sum() / kernel.square().sum()
         optimizer.zero_grad()
         loss.backward()
@@ -87,6 +88,7 @@ def draw(kernel: torch.Tensor, layer: DLR, losses: list[float]) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # one kernel is too little work for more
     kernel = given_kernel()
     dft = torch.polar(
         torch.ones(LENGTH, dtype=torch.float64),
