@@ -1,4 +1,5 @@
 import json
+import shutil
 import time
 
 import pytest
@@ -7,6 +8,7 @@ from safetensors.torch import save_file
 from support import run_python
 
 from dlrnn import DLR
+from dlrnn.bench.measure import require_right
 from dlrnn.cli import main
 from dlrnn.nn import load_layers, save_model
 
@@ -58,10 +60,28 @@ def test_bench_layer(capsys):
     assert "times as fast as the paper's listing" in capsys.readouterr().out
 
 
-def test_bench_gives_no_number_on_red(monkeypatch):
-    monkeypatch.setattr("dlrnn.bench.layer.TOLERANCE", 0.0)
-    with pytest.raises(RuntimeError, match="no number on red"):
-        main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"])
+def test_bench_gives_no_number_on_red(capsys, monkeypatch):
+    small = ["--d-state", "8", "--length", "50", "--device", "cpu"]
+    for case in ("layer", "kernel"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dlrnn.bench.{case}.TOLERANCE", 0.0)
+            assert main(["bench", case, *small]) == 1
+        captured = capsys.readouterr()
+        assert "no number on red" in captured.err
+        assert captured.out == ""
+
+
+def test_nan_is_red():
+    with pytest.raises(RuntimeError, match="no number on red: errors above 1e-05: x nan"):
+        require_right({"y": 0.0, "x": float("nan")}, 1e-5)
+
+
+@pytest.mark.parametrize("case", ["layer", "kernel"])
+def test_bench_of_the_smallest_size(capsys, case):
+    """Length 1: gradients of lambda are 0, and so are their errors."""
+    small = ["--d-model", "1", "--d-state", "1", "--length", "1", "--repeats", "1"]
+    assert main(["bench", case, *small, "--device", "cpu", "--json"]) == 0
+    assert "NaN" not in capsys.readouterr().out
 
 
 def test_bench_memory_sees_what_the_listing_allocates():
@@ -132,6 +152,15 @@ def test_check_of_new_layers(capsys):
     assert all(row["ok"] for row in rows)
 
 
+def test_check_of_a_layer_that_gives_zeros(tmp_path, capsys):
+    layer = DLR(4, 6)
+    torch.nn.init.zeros_(layer.out.weight)
+    torch.nn.init.zeros_(layer.out.bias)
+    save_model(layer, tmp_path / "model.safetensors")
+    assert main(["check", str(tmp_path), "--length", "5", "--json"]) == 0
+    assert "NaN" not in capsys.readouterr().out
+
+
 def test_check_sees_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
     save_model(DLR(4, 6), tmp_path / "model.safetensors")
     step = DLR.step
@@ -149,6 +178,19 @@ def test_layers_come_back_from_plain_files_too(tmp_path, options):
     (loaded,) = load_layers(path, kernel_length=5).values()
     x = torch.randn(1, 20, 4)
     assert torch.equal(loaded(x), layer.eval()(x))
+
+
+def test_any_model_can_be_saved(tmp_path):
+    """Tied weights, a shared layer, weights that are views; a mode that others can read."""
+    layer = DLR(4, 6)
+    tied = torch.nn.Sequential(layer, torch.nn.Linear(4, 4), layer)
+    tied[1].weight = torch.nn.Parameter(layer.out.weight.detach().t())
+    path = tmp_path / "model.safetensors"
+    save_model(tied, path)
+    assert set(load_layers(path)) == {"0", "2"}
+    other = tmp_path / "other"
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
@@ -176,12 +218,38 @@ def sentence(capsys, *arguments):
 def test_wrong_things_people_type(tmp_path, capsys):
     (tmp_path / "model.pt").write_bytes(b"pickle")
     (tmp_path / "not.safetensors").write_bytes(b"nothing of the kind")
+    good = DLR(4, 6).state_dict()
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    odd = {
+        "rows": good | {"W": torch.zeros(5, 6, 2)},
+        "flat": good | {"W": torch.zeros(4, 6)},
+        "bias": {key: value for key, value in good.items() if key != "out.bias"},
+        "whole": {key: value.int() for key, value in good.items()},
+    }
+    for name, tensors in odd.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    wrong = {"d_model": 4, "d_state": 6, "d_stat": 1}
+    save_file(good, folder / "header.safetensors", metadata={"dlrnn": "not json"})
+    save_file(good, folder / "option.safetensors", metadata={"dlrnn": json.dumps({"": wrong})})
     save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors")
     check = lambda name: sentence(capsys, "check", str(tmp_path / name))  # noqa: E731
     assert "there is no such file" in check("missing.safetensors")
     assert "only .safetensors files are read (nothing is unpickled)" in check("model.pt")
     assert "is not a safetensors file" in check("not.safetensors")
     assert "holds no DLR layer" in check("other.safetensors")
+    assert "W has 5 rows for the 4 entries of D" in check("odd/rows.safetensors")
+    assert "W must be [H, N, 2], not [4, 6]" in check("odd/flat.safetensors")
+    assert 'Missing key(s) in state_dict: "out.bias"' in check("odd/bias.safetensors")
+    assert "the layer '' cannot be made" in check("odd/whole.safetensors")
+    assert "header is not JSON" in check("odd/header.safetensors")
+    assert "unexpected keyword argument 'd_stat'" in check("odd/option.safetensors")
+    save_model(DLR(4, 6, cast="prod"), folder / "prod.safetensors")
+    assert "cast='real' was given, and the file says 'prod'" in sentence(
+        capsys, "check", str(folder / "prod.safetensors"), "--cast", "real"
+    )
+    assert "belong to a file: name one" in sentence(capsys, "check", "--cast", "prod")
+    shutil.rmtree(folder)
     assert "should hold one .safetensors file, and holds 2" in check("")
     empty = tmp_path / "empty"
     empty.mkdir()

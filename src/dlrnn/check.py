@@ -101,4 +101,5 @@ def _in_steps(layer: DLR, x: Tensor) -> Tensor:
 
 
 def _error(value: Tensor, reference: Tensor) -> float:
-    return float((value - reference).norm() / reference.norm())
+    size = float(reference.norm())
+    return float((value - reference).norm()) / (size or 1.0)

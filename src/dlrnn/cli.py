@@ -16,9 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)
-    except (ValueError, OSError) as error:
-        print(f"dlrnn {given.command}: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: red, or out of memory
+        print(f"dlrnn {given.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1 if isinstance(error, RuntimeError) else 2
     return status
 
 
@@ -183,6 +183,8 @@ def _check(given: argparse.Namespace) -> int:
     from dlrnn.check import check_file, check_forms
 
     if given.path is None:
+        if given.cast or given.kernel_length:
+            raise ValueError("--cast and --kernel-length belong to a file: name one")
         rows = check_forms(given.length)
     else:
         rows = check_file(given.path, given.length, given.cast, given.kernel_length)

@@ -5,14 +5,19 @@ import torch
 from support import DEVICE
 
 from dlrnn import DLR
+from dlrnn.nn import RecurrentState
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"d_model": 0}, "d_model must be at least 1, not 0"),
-        ({"d_state": -1}, "d_state must be at least 1, not -1"),
-        ({"kernel_length": 0}, "kernel_length must be at least 1 or None for no limit, not 0"),
+        ({"d_model": 0}, "d_model must be a whole number of at least 1, not 0"),
+        ({"d_state": -1}, "d_state must be a whole number of at least 1, not -1"),
+        ({"d_model": 4.0}, "d_model must be a whole number of at least 1, not 4.0"),
+        ({"d_state": "6"}, "d_state must be a whole number of at least 1, not '6'"),
+        ({"kernel_length": 0}, r"kernel_length \(None is no limit\) must be a whole .*, not 0"),
+        ({"kernel_length": 2.5}, r"kernel_length \(None is no limit\) must be a whole .*, not 2.5"),
+        ({"dt_max": float("inf")}, "0 < dt_min <= dt_max must hold, not 0.0005 and inf"),
         ({"cast": "imag"}, "cast must be 'real' or 'prod', not 'imag'"),
         (
             {"activation": "glue"},
@@ -59,8 +64,11 @@ X = torch.randn(2, 10, 4, device=DEVICE)
         (X[0], r"x must have the shape \[B, L, 4\], not \[10, 4\]"),
         (X[..., :3], r"x must have the shape \[B, L, 4\], not \[2, 10, 3\]"),
         (X[:, :0], "x has length 0: give it at least one position"),
-        (X.double(), "x must be float32 or bfloat16 or float16, not float64"),
-        (X.int(), "x must be float32 or bfloat16 or float16, not int32"),
+        (X.double(), "x must be float32, not float64"),
+        (X.int(), "x must be float32, not int32"),
+        (X.bfloat16(), "x is bfloat16: convert it to the layer's dtype or use torch.autocast"),
+        (X.tolist(), "x must be a torch tensor, not a list"),
+        (X.cpu().numpy(), "x must be a torch tensor, not a ndarray"),
         (X.to("meta"), "x is on meta, the layer on .*: move one of them with .to()"),
     ],
 )
@@ -76,6 +84,8 @@ def test_bad_input(x, sentence, unchecked):
         (torch.tensor([-1, 5]), "lengths must lie between 0 and 10"),
         (torch.tensor([5]), r"lengths must have the shape \[2\], not \[1\]"),
         (torch.tensor([5.0, 5.0]), "lengths must be whole numbers, not float32"),
+        (torch.tensor([5j, 5j]), "lengths must be whole numbers, not complex64"),
+        ([5, 5], "lengths must be a torch tensor, not a list"),
         (torch.tensor([True, False]), "lengths must be whole numbers, not bool"),
     ],
 )
@@ -83,7 +93,7 @@ def test_bad_lengths(lengths, sentence, unchecked):
     if "between" in sentence and DEVICE.type != "cpu":
         return  # values on a GPU are not read back
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        DLR(4, 6).to(DEVICE)(X, lengths=lengths.to(DEVICE))
+        DLR(4, 6).to(DEVICE)(X, lengths=lengths.to(DEVICE) if hasattr(lengths, "to") else lengths)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="values on a GPU are not read back")
@@ -98,6 +108,11 @@ def test_not_finite(value, unchecked):
     with torch.no_grad():
         layer.W[2, 3, 1] = float(value)
     with pytest.raises(ValueError, match=f"^W holds {value} at \\[2, 3, 1\\]"):
+        layer(X)
+    layer = DLR(4, 6)
+    with torch.no_grad():
+        layer.D[1] = float(value)
+    with pytest.raises(ValueError, match=f"^D holds {value} at \\[1\\]"):
         layer(X)
 
 
@@ -124,6 +139,33 @@ def test_another_layers_state(unchecked):
         DLR(4, 6, kernel_length=5).to(DEVICE).step(X[:, 0], state)
     with pytest.raises(ValueError, match=r"^this layer's state is a OnlineState, not a Recurrent"):
         DLR(4, 99, cast="prod").to(DEVICE).step(X[:, 0], state)
+
+
+def test_a_state_of_another_dtype_or_device(unchecked):
+    layer = DLR(4, 6).to(DEVICE)
+    _, state = layer(X, return_state=True)
+    double = RecurrentState(state.x.double(), state.past, state.oldest)
+    away = RecurrentState(state.x.to("meta"), state.past, state.oldest)
+    for call in (layer.step, lambda x, s: layer(x[:, None], s)):
+        with pytest.raises(ValueError, match=r"^state.x must be float32, not float64"):
+            call(X[:, 0], double)
+        with pytest.raises(ValueError, match=r"^state.x is on meta, the layer on"):
+            call(X[:, 0], away)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_transforms_of_torch_func(unchecked):
+    """They do not see into our ops: jvp would give zeros."""
+    layer = DLR(4, 6).to(DEVICE)
+    sentence = "^dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians"
+    for call in (
+        lambda: torch.func.jvp(layer, (X,), (X,)),
+        lambda: torch.func.jacfwd(layer)(X),
+        lambda: torch.func.grad(lambda x: layer(x).sum())(X),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+    torch.func.functional_call(layer, dict(layer.named_parameters()), (X,))
 
 
 def test_half_precision_parameters(unchecked):

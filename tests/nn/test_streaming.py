@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DEVICE, assert_close, gradients
 
-from dlrnn import DLR
+from dlrnn import DLR, ops
 from dlrnn.bench.step import bench_step
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
 from dlrnn.ops import OnlineState
@@ -112,6 +112,82 @@ def test_a_state_is_not_changed_by_using_it():
             assert torch.equal(now, then)
 
 
+def test_an_input_buffer_can_be_used_again():
+    for options in OPTIONS:
+        layer = make(**options)
+        x = torch.randn(1, 40, 5, dtype=torch.float64, device=DEVICE)
+        buffer, state, outputs = torch.empty(1, 5, dtype=torch.float64, device=DEVICE), None, []
+        for t in range(20):
+            buffer.copy_(x[:, t])
+            y, state = layer.step(buffer, state)
+            outputs.append(y)
+        buffer = x[:, 20:30].clone()
+        y, state = layer(buffer, state, return_state=True)
+        buffer.fill_(7.0)
+        rest, _ = layer(x[:, 30:], state, return_state=True)
+        together = torch.cat((torch.stack(outputs, dim=1), y, rest), dim=1)
+        assert_close(together, layer(x), 1e-10)
+
+
+def test_a_state_does_not_keep_the_prefix_alive():
+    for options in OPTIONS:
+        if options.get("d_state") == MANY and "kernel_length" not in options:
+            continue  # there the prefix is the state
+        layer = make(**options)
+        with torch.no_grad():
+            _, state = layer(torch.randn(1, 5000, 5, device=DEVICE).double(), return_state=True)
+        held = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in torch.utils._pytree.tree_leaves(state)
+        }
+        assert sum(held.values()) < 5000 * 5 * 8 / 2
+
+
+def test_many_small_chunks_keep_their_phase():
+    """A decay rounded to fp32 would be off by 2e-4 after 20000 chunks of one position."""
+    layer = DLR(2, 64, dt_min=2e-7, dt_max=4e-7, project=False).to(DEVICE)
+    x = torch.randn(1, 8000, 2, device=DEVICE)
+    exact = DLR(**layer.options()).to(DEVICE).double()
+    exact.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        _, state = in_chunks(layer, x, 1)
+        _, expected = exact(x.double(), return_state=True)
+    assert_close(state.x, expected.x, 1e-5)
+
+
+def test_an_outlier_leaves_the_window_without_a_trace():
+    layer = make(torch.float32, d_state=64, kernel_length=50, dt_min=1e-6, dt_max=1e-6)
+    x = torch.randn(1, 400, 5, device=DEVICE)
+    x[:, 60] = 1e6
+    with torch.no_grad():
+        stepped = in_steps(layer, x)[0][:, 200:]
+        assert_close(stepped, layer(x[:, 100:])[:, 100:], 1e-5)
+
+
+def test_short_chunks_after_a_long_prefix_are_cheap(monkeypatch):
+    """Online convolution: no chunk of 8 transforms the whole prefix again, on average."""
+    layer = make(cast="prod", d_state=MANY)
+    x = torch.randn(1, 4096 + 64, 5, dtype=torch.float64, device=DEVICE)
+    with torch.no_grad():
+        _, state = layer(x[:, :4096], return_state=True)
+        work, convolution = 0, ops.convolution
+
+        def counting(u, kernel):
+            nonlocal work
+            work += u.shape[1]
+            return convolution(u, kernel)
+
+        monkeypatch.setattr("dlrnn.ops.online.convolution", counting)
+        monkeypatch.setattr("dlrnn.ops.convolution", counting)
+        outputs = []
+        for chunk in x[:, 4096:].split(8, dim=1):
+            y, state = layer(chunk, state, return_state=True)
+            outputs.append(y)
+        monkeypatch.undo()
+        assert work < 1000
+        assert_close(torch.cat(outputs, dim=1), layer(x)[:, 4096:], 1e-10)
+
+
 def test_which_state_serves_which_layer():
     assert isinstance(make(cast="prod", d_state=MANY).initial_state(1), OnlineState)
     small = make(cast="prod", d_state=PROD_PAIRS_UP_TO).initial_state(1)
@@ -142,7 +218,8 @@ def test_padded_is_each_alone(options, dtype):
     for b, n in enumerate(lengths.tolist()):
         assert (y[b, n:] == 0).all()
         if n:
-            assert_close(y[b, :n], layer(x[b : b + 1, :n])[0], 1e-5)
+            tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+            assert_close(y[b, :n], layer(x[b : b + 1, :n])[0], tolerance)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -161,6 +238,17 @@ def test_padded_states_are_each_alone(options):
         expected = layer(alone)[0]
         assert_close(y[b, :m], expected[n : n + m], 1e-10)
         assert_close(last[b], expected[-1], 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_lengths_of_any_integer_type(dtype):
+    layer = make()
+    x = torch.randn(2, 300, 5, dtype=torch.float64, device=DEVICE)
+    lengths = torch.tensor([100, 10], device=DEVICE)
+    y, state = layer(x, return_state=True, lengths=lengths.to(dtype))
+    expected, expected_state = layer(x, return_state=True, lengths=lengths)
+    assert torch.equal(y, expected)
+    assert torch.equal(state.x, expected_state.x)
 
 
 # ---------------------------------------------------------------------------------- cost

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def seconds(
@@ -37,6 +38,20 @@ def captured(function: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         function()
     return graph.replay
+
+
+def relative_error(value: Tensor, truth: Tensor) -> float:
+    """||value - truth|| / ||truth||, absolute where the truth is exactly 0; NaN stays NaN."""
+    size = float(truth.norm())
+    return float((value.double() - truth).norm()) / (size or 1.0)
+
+
+def require_right(errors: dict[str, float], tolerance: float) -> None:
+    """No number on red: raise unless every error is within the tolerance (NaN is not)."""
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+    if wrong:
+        shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
+        raise RuntimeError(f"no number on red: errors above {tolerance:.0e}: {shown}")
 
 
 def median_ms(times: list[float]) -> float:

@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar, Literal, cast, get_args, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from dlrnn.nn.streaming import Modes, RecurrentState, initial_state, read_chunk,
 from dlrnn.ops import OnlineState
 from dlrnn.ops.checks import (
     require,
+    require_count,
     require_device,
     require_dtype,
     require_finite,
@@ -75,14 +76,13 @@ class DLR(nn.Module):
         project: bool = True,
     ) -> None:
         super().__init__()
-        require(d_model >= 1, f"d_model must be at least 1, not {d_model}")
-        require(d_state >= 1, f"d_state must be at least 1, not {d_state}")
+        require_count("d_model", d_model)
+        require_count("d_state", d_state)
         require(cast in get_args(Cast), f"cast must be 'real' or 'prod', not {cast!r}")
-        require(
-            kernel_length is None or kernel_length >= 1,
-            f"kernel_length must be at least 1 or None for no limit, not {kernel_length}",
-        )
-        require(0 < dt_min <= dt_max, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
+        if kernel_length is not None:
+            require_count("kernel_length (None is no limit)", kernel_length)
+        bounded = 0 < dt_min <= dt_max < math.inf
+        require(bounded, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
         require(
             activation in get_args(Activation),
             f"activation must be one of {', '.join(get_args(Activation))}, not {activation!r}",
@@ -118,7 +118,9 @@ class DLR(nn.Module):
             r.uniform_(math.log(self.dt_min), math.log(self.dt_max))
             self.log_lambda_re.copy_((r.exp() / 2).sqrt())
             if self.log_lambda_im is not None:
-                self.log_lambda_im.copy_(2 * math.pi * torch.arange(self.d_state) / self.d_state)
+                self.log_lambda_im.copy_(
+                    2 * math.pi * torch.arange(self.d_state).double() / self.d_state
+                )
             self.W.normal_(std=1 / self.d_state)
             self.D.normal_()
         if self.out is not None:
@@ -169,6 +171,7 @@ class DLR(nn.Module):
 
     def _with_skip(self, kernel: Tensor) -> Tensor:
         """`conv(K, u) + D u = conv(K + D at entry 0, u)`."""
+        require_finite("D", self.D)
         return kernel + F.pad(self.D[:, None], (0, kernel.shape[1] - 1))
 
     # ------------------------------------------------------------------------------ whole
@@ -201,7 +204,7 @@ class DLR(nn.Module):
         state: DLRState | None = None,
         *,
         return_state: bool = False,
-        lengths: Int[Tensor, " B"] | None = None,
+        lengths: Integer[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], DLRState]:
         """Read x after `state`; `lengths` are the true lengths of a padded batch.
 
@@ -210,7 +213,10 @@ class DLR(nn.Module):
         streams = return_state or state is not None
         self._check(x, ("B", "L", self.d_model), streams)
         require(x.shape[1] >= 1, "x has length 0: give it at least one position")
-        beyond = None if lengths is None else self._beyond(x, lengths)
+        beyond = None
+        if lengths is not None:
+            lengths = self._checked_lengths(x, lengths)
+            beyond = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
         u = x if beyond is None else x.masked_fill(beyond, 0)
         require_finite("x", u)
         if streams:
@@ -255,7 +261,11 @@ class DLR(nn.Module):
     def step(
         self, x: Float[Tensor, "B H"], state: DLRState | None = None
     ) -> tuple[Float[Tensor, "B H"], DLRState]:
-        """One position: `y_t, state = layer.step(x_t, state)`, in constant time and memory."""
+        """One position: `y_t, state = layer.step(x_t, state)`.
+
+        Constant time and memory, wherever in the sequence; for cast="prod" with more than
+        PROD_PAIRS_UP_TO states logarithmic time on average, and the inputs are kept.
+        """
         self._check(x, ("B", self.d_model), streams=True)
         require_finite("x", x)
         state = self.initial_state(x.shape[0]) if state is None else state
@@ -282,8 +292,19 @@ class DLR(nn.Module):
                 lengths=lengths,
                 window=self.kernel_length,
             )
-        history = cast("OnlineState | None", state)
-        whole = torch.cat((history.history(), u), dim=1) if history and history.blocks else u
+        return self._read_chunk_online(u, cast("OnlineState | None", state), lengths)
+
+    def _read_chunk_online(
+        self, u: Tensor, state: OnlineState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, OnlineState]:
+        history = state.history() if state and state.blocks else u[:, :0]
+        if state and lengths is None and 16 * u.shape[1] < history.shape[1]:
+            outputs = []  # a short chunk: steps cost less than all that went before
+            for u_t in u.unbind(1):
+                y, state = ops.online_step(u_t, state, self._online_kernel, self.kernel_length)
+                outputs.append(y)
+            return torch.stack(outputs, dim=1), state
+        whole = torch.cat((history, u), dim=1)
         kernel = self._online_kernel(whole.shape[1])
         y = ops.convolution(whole, kernel)[:, -u.shape[1] :]
         if lengths is not None:
@@ -293,10 +314,14 @@ class DLR(nn.Module):
     # ------------------------------------------------------------------------------ checks
 
     def _check(self, x: Tensor, shape: tuple[int | str, ...], streams: bool) -> None:
+        require_dtype("the parameters of a DLR layer", self.W)
         require_shape("x", x, shape)
-        halves = (torch.bfloat16, torch.float16)
-        require_dtype("x", x, (self.W.dtype, *halves))
         require_device("x", x, self.W.device)
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            require_dtype("x", x, (self.W.dtype,))
+        elif not torch.is_autocast_enabled(x.device.type):
+            half = str(x.dtype).removeprefix("torch.")
+            raise ValueError(f"x is {half}: convert it to the layer's dtype or use torch.autocast")
         if streams:
             self._check_streams()
 
@@ -315,26 +340,32 @@ class DLR(nn.Module):
         if isinstance(state, RecurrentState):
             pairs = self.d_state * (self.d_state + 1) // 2
             states = self.d_state if self.cast == "real" else pairs
+            dtype = torch.float64 if self.kernel_length else self.W.dtype
             require_shape("state.x", state.x, (batch, self.d_model, states, 2))
             require_shape("state.past", state.past, (batch, self.kernel_length or 0, self.d_model))
+            self._check_memory("state.x", state.x, dtype)
+            self._check_memory("state.past", state.past, self.W.dtype)
         elif state.blocks:
-            require_shape(
-                "a block of the state", state.blocks[0].inputs, (batch, "p", self.d_model)
-            )
+            inputs = state.blocks[0].inputs
+            require_shape("a block of the state", inputs, (batch, "p", self.d_model))
+            self._check_memory("a block of the state", inputs, self.W.dtype)
 
-    def _beyond(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """[B, L, 1], true where a position lies beyond its sequence."""
+    def _check_memory(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+        require_dtype(name, tensor, (dtype,))
+        require_device(name, tensor, self.W.device)
+
+    def _checked_lengths(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """As int64. On a GPU values are not read back: what is out of range is clamped."""
         require_shape("lengths", lengths, (x.shape[0],))
-        require(
-            not lengths.is_floating_point() and lengths.dtype != torch.bool,
-            f"lengths must be whole numbers, not {str(lengths.dtype).removeprefix('torch.')}",
-        )
+        whole = not (lengths.is_floating_point() or lengths.is_complex())
+        name = str(lengths.dtype).removeprefix("torch.")
+        require(whole and lengths.dtype != torch.bool, f"lengths must be whole numbers, not {name}")
         require_device("lengths", lengths, x.device)
         if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and len(lengths):
             low, high = int(lengths.min()), int(lengths.max())
-            require(
-                low >= 0 and high <= x.shape[1],
-                f"lengths must lie between 0 and {x.shape[1]}, the length of x, and not"
-                f" between {low} and {high}",
-            )
-        return (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
+            if low < 0 or high > x.shape[1]:
+                raise ValueError(
+                    f"lengths must lie between 0 and {x.shape[1]}, the length of x, and not"
+                    f" between {low} and {high}"
+                )
+        return lengths.long().clamp(0, x.shape[1])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,42 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dlrnn.nn.dlr import DLR
+from dlrnn.ops.checks import require
 
 HEADER = "dlrnn"
+_KEYS = ("log_lambda_re", "log_lambda_im", "W", "D", "out.weight", "out.bias")
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write the parameters of any model; beside, fsync, rename: a file is whole or not there."""
+    """Write the parameters of any model; beside, fsync, rename: a file is whole or not there.
+
+    Tensors that are shared (tied weights) are written under each of their names.
+    """
     path = Path(path)
+    require(path.suffix == ".safetensors", f"{path}: the name must end in .safetensors")
+    require(path.parent.is_dir(), f"{path}: there is no folder {path.parent}")
     options = {name: m.options() for name, m in model.named_modules() if isinstance(m, DLR)}
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {}
+    for name, value in model.state_dict().items():
+        kind = type(value).__name__
+        require(isinstance(value, Tensor), f"only tensors can be saved, and {name} is a {kind}")
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     content = save(tensors, metadata={HEADER: json.dumps(options)})
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with beside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        beside.replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename too
+    finally:
+        os.close(folder)
 
 
 def load_layers(
@@ -44,28 +59,30 @@ def load_layers(
     """
     tensors, header = _read(Path(path))
     given = {"cast": cast, "kernel_length": kernel_length}
+    given = {option: value for option, value in given.items() if value is not None}
     layers = {}
     for key in tensors:
-        if key != "log_lambda_re" and not key.endswith(".log_lambda_re"):
-            continue
-        name = key.removesuffix("log_lambda_re").removesuffix(".")
+        name, _, last = key.rpartition(".")
         prefix = f"{name}." if name else ""
-        own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-        own = {k: t for k, t in own.items() if k in _KEYS}
-        missing = {"W", "D"} - own.keys()
-        if missing:
-            raise ValueError(f"{path}: {key} has no {' and no '.join(sorted(missing))} beside it")
-        options = header.get(name) or _options_from_shapes(own)
-        options |= {option: value for option, value in given.items() if value is not None}
-        layer = DLR(**options).to(own["W"].dtype)
-        layer.load_state_dict(own)
-        layers[name] = layer.eval()
-    if not layers:
-        raise ValueError(f"{path} holds no DLR layer: no key ends in log_lambda_re")
+        own = {k: tensors[prefix + k] for k in _KEYS if prefix + k in tensors}
+        if last != "log_lambda_re" or not {"W", "D"} <= own.keys():
+            continue  # not a DLR layer
+        try:
+            layers[name] = _layer(own, header.get(name), given)
+        except (TypeError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path}: the layer {name!r} cannot be made: {reason}") from error
+    require(bool(layers), f"{path} holds no DLR layer: log_lambda_re, W and D side by side")
     return layers
 
 
-_KEYS = ("log_lambda_re", "log_lambda_im", "W", "D", "out.weight", "out.bias")
+def _layer(own: dict[str, Tensor], options: dict[str, Any] | None, given: dict[str, Any]) -> DLR:
+    for option, value in given.items():
+        said = options.get(option, value) if options else value
+        require(said == value, f"{option}={value!r} was given, and the file says {said!r}")
+    layer = DLR(**(options or _options_from_shapes(own) | given)).to(own["W"].dtype)
+    layer.load_state_dict(own)
+    return layer.eval()
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
@@ -82,12 +99,19 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
             metadata = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    return tensors, json.loads(metadata.get(HEADER, "{}"))
+    try:
+        header = json.loads(metadata.get(HEADER, "{}"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: its {HEADER!r} header is not JSON: {error}") from error
+    return tensors, header
 
 
 def _options_from_shapes(own: dict[str, Tensor]) -> dict[str, Any]:
-    rows, d_state, parts = own["W"].shape
-    (d_model,) = own["D"].shape
+    shape = list(own["W"].shape)
+    require(len(shape) == 3 and shape[2] in (1, 2), f"W must be [H, N, 2], not {shape}")
+    rows, d_state, parts = shape
+    d_model = own["D"].numel()
+    require(rows in (d_model, 2 * d_model), f"W has {rows} rows for the {d_model} entries of D")
     weight = own.get("out.weight", torch.empty(0, 0))
     return {
         "d_model": d_model,

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from dlrnn import ops
 
-FLUSH = 64  # so many steps are gathered before the window is moved on: its copy costs 1/64 a step
-
 
 class Modes(NamedTuple):
     """A DLR: `K_k = Re(sum_n W_n lambda_n^k)`, pairs."""
@@ -25,24 +23,26 @@ class Modes(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """The state of a layer that streams; tensors only, so that it can be exported and saved.
+    """The state of a layer that streams; tensors of fixed shapes, so that it can be exported.
 
-    With a kernel of `window` entries, `past` [B, window, H] followed by `recent` [B, r, H] are the
-    inputs read so far; only the last `window` of them are in `x`. Without: both have length 0.
+    With a kernel of `window` entries, `past` [B, window, H] is a ring of the last inputs, and
+    `oldest` [1] the place of the oldest; x is then float64, so that an input leaves without a trace
+    when it leaves the window. Without: `past` has length 0, and x is of the layer's dtype.
     """
 
     x: Float[Tensor, "B H N 2"]
     past: Float[Tensor, "B window H"]
-    recent: Float[Tensor, "B r H"]
+    oldest: Int[Tensor, "1"]
 
 
 def initial_state(modes: Modes, batch: int, window: int | None) -> RecurrentState:
     """All zeros: nothing was read."""
-    channels, states, _ = modes.W.shape
+    W = modes.W
+    channels, states, _ = W.shape
     return RecurrentState(
-        modes.W.new_zeros(batch, channels, states, 2),
-        modes.W.new_zeros(batch, window or 0, channels),
-        modes.W.new_zeros(batch, 0, channels),
+        W.new_zeros(batch, channels, states, 2, dtype=torch.float64 if window else W.dtype),
+        W.new_zeros(batch, window or 0, channels),
+        W.new_zeros(1, dtype=torch.int64),
     )
 
 
@@ -59,7 +59,6 @@ def read_chunk(
 
     Without a window K is L, with one K is the window.
     """
-    nothing = u[:, :0]
     if window is None:
         y, x = ops.convolution(u, kernel), None
         if state is not None:
@@ -67,27 +66,28 @@ def read_chunk(
             y = y + ops.response(*modes, x, u.shape[1])
         ends = u if lengths is None else ops.align_right(u, lengths)
         x = ops.advance(ends, modes.log_lambda, x, lengths)
-        return y, RecurrentState(x, nothing, nothing)
+        nothing = initial_state(modes, u.shape[0], window)
+        return y, RecurrentState(x, nothing.past, nothing.oldest)
     state = initial_state(modes, u.shape[0], window) if state is None else state
-    whole = torch.cat((state.past, state.recent, u), dim=1)
-    y = ops.convolution(whole, kernel)[:, -u.shape[1] :]
+    order = (state.oldest + torch.arange(window, device=u.device)) % window
+    whole = torch.cat((state.past[:, order], u), dim=1)
+    y = ops.convolution(whole, kernel)[:, window:]
     if lengths is not None:
-        whole = ops.align_right(whole, lengths + whole.shape[1] - u.shape[1])
-    past = whole[:, -window:]
-    return y, RecurrentState(ops.advance(past, modes.log_lambda), past, nothing)
+        whole = ops.align_right(whole, lengths + window)
+    past = whole[:, -window:].clone()  # a view would keep the whole chunk
+    x = ops.advance(past.double(), modes.log_lambda)
+    return y, RecurrentState(x, past, torch.zeros_like(state.oldest))
 
 
 def read_step(
     u: Float[Tensor, "B H"], modes: Modes, state: RecurrentState
 ) -> tuple[Float[Tensor, "B H"], RecurrentState]:
     """One step of the recurrence."""
-    x, past, recent = state
+    x, past, oldest = state  # not state._replace(...): torch 2.11 cannot compile that
     window = past.shape[1]
     if window == 0:
         y, x = ops.step(u, *modes, x)
-        return y, RecurrentState(x, past, recent)  # torch 2.11 cannot compile _replace
-    y, x = ops.step(u, *modes, x, leaving=past[:, recent.shape[1]], window=window)
-    recent = torch.cat((recent, u[:, None]), dim=1)
-    if recent.shape[1] == min(FLUSH, window):
-        past, recent = torch.cat((past[:, recent.shape[1] :], recent), dim=1), recent[:, :0]
-    return y, RecurrentState(x, past, recent)
+        return y, RecurrentState(x, past, oldest)
+    leaving = past.index_select(1, oldest)[:, 0]
+    y, x = ops.step(u, *modes, x, leaving=leaving, window=window)
+    return y, RecurrentState(x, past.index_copy(1, oldest, u[:, None]), (oldest + 1) % window)

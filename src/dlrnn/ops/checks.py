@@ -17,8 +17,30 @@ def require(condition: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
+def require_tensor(name: str, value: object) -> None:
+    """Not a list, not an array of another library."""
+    kind = type(value).__name__
+    require(isinstance(value, Tensor), f"{name} must be a torch tensor, not a {kind}")
+
+
+def require_count(name: str, value: object) -> None:
+    """A whole number of at least 1."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    require(fits, f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def require_no_transform() -> None:
+    """torch.func's transforms do not see into our ops: jvp would silently give zeros."""
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
+        return
+    raise ValueError(
+        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians: use torch.autograd"
+    )
+
+
 def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
     """A letter in `shape` is any size, a number that size: `("B", "L", 64)`."""
+    require_tensor(name, tensor)
     fits = tensor.dim() == len(shape) and all(
         isinstance(want, str) or want == have
         for want, have in zip(shape, tensor.shape, strict=True)

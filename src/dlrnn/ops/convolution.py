@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for
-from dlrnn.ops.checks import require, require_dtype
+from dlrnn.ops.checks import require, require_dtype, require_no_transform
 
 # Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
 DIRECT = 4
@@ -29,6 +29,7 @@ def convolution(
     left: Float[Tensor, "H Kl"] | None = None,
 ) -> Float[Tensor, "B L H"]:
     """Convolve each channel of u with its kernel; `left` reads from right to left, if given."""
+    require_no_transform()
     left = right[:, :0] if left is None else left
     for name, kernel in (("right", right), ("left", left)):
         require_dtype(f"the {name} kernel", kernel)
@@ -113,7 +114,7 @@ def _(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tenso
     return du, torch.empty_like(right), torch.empty_like(left)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -122,7 +123,19 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return du, d_right, d_left
 
 
+def _second_gradients(
+    ctx: Any, g_du: Tensor, g_right: Tensor, g_left: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`du = T^T dy` and `d_kernel = corr(u, dy)` are bilinear: their derivatives are again such."""
+    dy, u, right, left = ctx.saved_tensors
+    g_dy = _convolution(g_du, right, left) + _convolution(u, g_right, g_left)
+    g_u, _, _ = _backward(dy, u, g_right, g_left)
+    _, d_right, d_left = _backward(dy, g_du, right, left)
+    return g_dy, g_u, d_right, d_left
+
+
 _convolution.register_autograd(_gradients, setup_context=_setup)
+_backward.register_autograd(_second_gradients, setup_context=_setup)
 
 
 def _size(u: Tensor, right: Tensor, left: Tensor) -> int:

@@ -58,7 +58,8 @@ def online_start(
     start = 0
     for digit in reversed(range(seen.bit_length())):
         if seen >> digit & 1:
-            state = _append(state, history[:, start : start + 2**digit], kernel_of, window)
+            inputs = history[:, start : start + 2**digit].clone()  # a view would keep all of it
+            state = _append(state, inputs, kernel_of, window)
             start += 2**digit
     return state
 
@@ -71,7 +72,7 @@ def online_step(
     y = state.kernel[:, 0] * u
     for block in state.blocks:
         y = y + block.outputs[:, seen % block.inputs.shape[1]]
-    blocks, inputs = list(state.blocks), u[:, None]
+    blocks, inputs = list(state.blocks), u[:, None].clone()  # u may be the caller's buffer
     while blocks and blocks[-1].inputs.shape[1] == inputs.shape[1]:
         older = blocks.pop().inputs
         if window is None or inputs.shape[1] < _largest(window):
@@ -87,7 +88,7 @@ def _append(
     size = inputs.shape[1]
     kernel = _enlarge(state.kernel, kernel_of, 2 * size, window)
     padded = torch.nn.functional.pad(inputs, (0, 0, 0, size))  # [B, 2 p, H]
-    outputs = convolution(padded, kernel[:, : 2 * size].contiguous())[:, size:]
+    outputs = convolution(padded, kernel[:, : 2 * size])[:, size:].clone()
     return OnlineState(kernel, (*state.blocks, Block(inputs, outputs)))
 
 

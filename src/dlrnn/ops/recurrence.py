@@ -26,8 +26,8 @@ def step(
     With a restricted kernel, `leaving` is the input that is now `window` steps old; what is left
     of it, `lambda^window leaving`, is taken out of the state.
 
-    Computed in float64 and rounded once: a lambda rounded to fp32 would turn the phase a little
-    further with every step.
+    Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would turn
+    the phase a little further with every step.
     """
     backend_for("step")
     lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N]
@@ -37,9 +37,9 @@ def step(
     if leaving is not None:
         gone = powers(log_lambda, window) * leaving[..., None, None]
         re, im = re - gone[..., 0], im - gone[..., 1]
-    re, im = re.to(state.dtype), im.to(state.dtype)
-    y = torch.linalg.vecdot(re, W[..., 0]) - torch.linalg.vecdot(im, W[..., 1])
-    return y, torch.stack((re, im), dim=-1)
+    x = torch.stack((re.to(state.dtype), im.to(state.dtype)), dim=-1)
+    products = W * x.to(W.dtype)  # no matrix product: autocast would round it
+    return (products[..., 0] - products[..., 1]).sum(-1), x
 
 
 def advance(
@@ -56,8 +56,8 @@ def advance(
     if state is None:
         return moments
     count = u.shape[1] if lengths is None else lengths[:, None, None]
-    decay = powers(log_lambda, count).to(state.dtype)  # [N, 2] or [B, 1, N, 2]
-    return moments + pair_product(decay, state)
+    decay = powers(log_lambda, count)  # [N, 2] or [B, 1, N, 2]
+    return (moments + pair_product(decay, state.double())).to(state.dtype)
 
 
 def response(
@@ -76,5 +76,5 @@ def align_right(u: Float[Tensor, "B L H"], lengths: Int[Tensor, " B"]) -> Float[
     """Move each sequence's `lengths[b]` entries to the end, zeros before them."""
     length = u.shape[1]
     source = torch.arange(length, device=u.device) - (length - lengths[:, None])  # [B, L]
-    moved = u.gather(1, source.clamp(min=0)[..., None].expand_as(u))
+    moved = u.gather(1, source.clamp(0, length - 1)[..., None].expand_as(u))
     return moved.masked_fill((source < 0)[..., None], 0)

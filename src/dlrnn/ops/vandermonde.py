@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for
-from dlrnn.ops.checks import require, require_dtype, require_shape
+from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
 
@@ -61,6 +61,7 @@ def complex_vandermonde(
 
 
 def _check(values: Tensor, log_lambda: Tensor) -> None:
+    require_no_transform()
     require_dtype("the values of a Vandermonde product", values)
     require_shape("log_lambda", log_lambda, ("N", 2))
     require(
