@@ -118,20 +118,12 @@ def _doctor(given: argparse.Namespace) -> int:
 def _bench_layer(given: argparse.Namespace) -> int:
     from dlrnn.bench.layer import bench_layer
 
-    result = bench_layer(
-        batch=given.batch,
-        d_model=given.d_model,
-        d_state=given.d_state,
-        length=given.length,
-        device=_resolve(given.device),
-        repeats=given.repeats,
-    )
+    sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
+    result = bench_layer(device=_resolve(given.device), **sizes)
     if given.json:
-        _print_json(result)
-        return 0
+        return _print_json(result)
     rows = [{"layer": name, **result[name]} for name in ("dlrnn", "listing")]
-    case = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
-    _print_table(f"Forward + backward, {case}, {result['device']}", rows)
+    _print_table(f"Forward + backward, {_case(result)}", rows)
     print(
         f"{result['faster']:g} times as fast as the paper's listing, with"
         f" {result['memory_fraction']:.3g} of its extra memory"
@@ -142,41 +134,37 @@ def _bench_layer(given: argparse.Namespace) -> int:
 def _bench_kernel(given: argparse.Namespace) -> int:
     from dlrnn.bench.kernel import bench_kernel
 
-    result = bench_kernel(
-        d_model=given.d_model,
-        d_state=given.d_state,
-        length=given.length,
-        device=_resolve(given.device),
-        repeats=given.repeats,
-    )
+    sizes = _sizes(given, "d_model", "d_state", "length", "repeats")
+    result = bench_kernel(device=_resolve(given.device), **sizes)
     if given.json:
-        _print_json(result)
-        return 0
-    case = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
-    rows = [{"fp32 against float64": name, "error": e} for name, e in result["errors"].items()]
-    rows.append({"fp32 against float64": "exp(k log lambda) in fp32", "error": result["naive"]})
-    _print_table(f"{case}, {result['device']}, forward + backward {result['ms']:g} ms", rows)
+        return _print_json(result)
+    errors = result["errors"] | {"exp(k log lambda) in fp32": result["naive"]}
+    rows = [{"fp32 against float64": name, "error": error} for name, error in errors.items()]
+    _print_table(f"{_case(result)}, forward + backward {result['ms']:g} ms", rows)
     return 0
 
 
 def _bench_step(given: argparse.Namespace) -> int:
     from dlrnn.bench.step import bench_step
 
-    result = bench_step(
-        batch=given.batch,
-        d_model=given.d_model,
-        d_state=given.d_state,
-        steps=given.steps,
-        device=_resolve(given.device),
-    )
+    sizes = _sizes(given, "batch", "d_model", "d_state", "steps")
+    result = bench_step(device=_resolve(given.device), **sizes)
     if given.json:
-        _print_json(result)
-    else:
-        print(
-            f"a step takes {result['first_us']:g} us at the start and {result['last_us']:g} us"
-            f" at the end of {given.steps} steps ({result['last_over_first']:g} times)"
-        )
+        return _print_json(result)
+    print(
+        f"a step takes {result['first_us']:g} us at the start and {result['last_us']:g} us"
+        f" at the end of {given.steps} steps ({result['last_over_first']:g} times)"
+    )
     return 0
+
+
+def _sizes(given: argparse.Namespace, *names: str) -> dict[str, int]:
+    return {name: getattr(given, name) for name in names}
+
+
+def _case(result: dict[str, Any]) -> str:
+    sizes = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
+    return f"{sizes}, {result['device']}"
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -198,8 +186,9 @@ def _check(given: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------------------- printing
 
 
-def _print_json(value: Any) -> None:
+def _print_json(value: Any) -> int:
     print(json.dumps(value, indent=1))
+    return 0
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -170,7 +170,7 @@ def test_transforms_of_torch_func(unchecked):
 
 def test_half_precision_parameters(unchecked):
     layer = DLR(4, 6).to(DEVICE).bfloat16()
-    sentence = "^the parameters of a DLR layer must be float32 or float64, not bfloat16"
+    sentence = "^the parameters of a layer must be float32 or float64, not bfloat16"
     with pytest.raises(ValueError, match=sentence):
         layer(X.bfloat16())
 

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
-from dlrnn.nn.streaming import Modes, RecurrentState, initial_state, read_chunk, read_step
+from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.nn.streaming import (
+    Modes,
+    RecurrentState,
+    initial_state,
+    read_chunk,
+    read_chunk_online,
+    read_step,
+)
 from dlrnn.ops import OnlineState
 from dlrnn.ops.checks import (
     require,
@@ -210,24 +218,22 @@ class DLR(nn.Module):
 
         What lies beyond a sequence's length is ignored, and the output there is 0.
         """
-        streams = return_state or state is not None
-        self._check(x, ("B", "L", self.d_model), streams)
-        require(x.shape[1] >= 1, "x has length 0: give it at least one position")
-        beyond = None
+        check_input(x, ("B", "L", self.d_model), self.W)
+        padding = None
         if lengths is not None:
-            lengths = self._checked_lengths(x, lengths)
-            beyond = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
-        u = x if beyond is None else x.masked_fill(beyond, 0)
+            lengths = checked_lengths(x, lengths)
+            padding = beyond(x, lengths)
+        u = x if padding is None else x.masked_fill(padding, 0)
         require_finite("x", u)
-        if streams:
+        if return_state or state is not None:
             y, state = self._read_chunk(u.to(self.W.dtype), state, lengths)
         else:
             kernel = self.kernel(x.shape[1])
             right, left = kernel[: self.d_model], kernel[self.d_model :]
             y = ops.convolution(u, self._with_skip(right), left if self.bidirectional else None)
         y = self._mix(y.to(x.dtype))
-        if beyond is not None:
-            y = y.masked_fill(beyond, 0)
+        if padding is not None:
+            y = y.masked_fill(padding, 0)
         return (y, cast("DLRState", state)) if return_state else y
 
     def _mix(self, y: Tensor) -> Tensor:
@@ -266,7 +272,7 @@ class DLR(nn.Module):
         Constant time and memory, wherever in the sequence; for cast="prod" with more than
         PROD_PAIRS_UP_TO states logarithmic time on average, and the inputs are kept.
         """
-        self._check(x, ("B", self.d_model), streams=True)
+        check_input(x, ("B", self.d_model), self.W)
         require_finite("x", x)
         state = self.initial_state(x.shape[0]) if state is None else state
         self._check_state(state, x.shape[0])
@@ -280,50 +286,18 @@ class DLR(nn.Module):
     def _read_chunk(
         self, u: Tensor, state: DLRState | None, lengths: Tensor | None
     ) -> tuple[Tensor, DLRState]:
+        self._check_streams()
         if state is not None:
             self._check_state(state, u.shape[0])
-        if not self._online:
-            kernel = self._with_skip(self.kernel(self.kernel_length or u.shape[1]))
-            return read_chunk(
-                u,
-                self._streaming_modes(),
-                kernel,
-                cast("RecurrentState | None", state),
-                lengths=lengths,
-                window=self.kernel_length,
-            )
-        return self._read_chunk_online(u, cast("OnlineState | None", state), lengths)
-
-    def _read_chunk_online(
-        self, u: Tensor, state: OnlineState | None, lengths: Tensor | None
-    ) -> tuple[Tensor, OnlineState]:
-        history = state.history() if state and state.blocks else u[:, :0]
-        if state and lengths is None and 16 * u.shape[1] < history.shape[1]:
-            outputs = []  # a short chunk: steps cost less than all that went before
-            for u_t in u.unbind(1):
-                y, state = ops.online_step(u_t, state, self._online_kernel, self.kernel_length)
-                outputs.append(y)
-            return torch.stack(outputs, dim=1), state
-        whole = torch.cat((history, u), dim=1)
-        kernel = self._online_kernel(whole.shape[1])
-        y = ops.convolution(whole, kernel)[:, -u.shape[1] :]
-        if lengths is not None:
-            whole = ops.align_right(whole, lengths + whole.shape[1] - u.shape[1])
-        return y, ops.online_start(whole, self._online_kernel, self.kernel_length)
+        window = self.kernel_length
+        if self._online:
+            before = cast("OnlineState | None", state)
+            return read_chunk_online(u, self._online_kernel, before, lengths=lengths, window=window)
+        kernel = self._with_skip(self.kernel(window or u.shape[1]))
+        known = cast("RecurrentState | None", state)
+        return read_chunk(u, self._streaming_modes(), kernel, known, lengths=lengths, window=window)
 
     # ------------------------------------------------------------------------------ checks
-
-    def _check(self, x: Tensor, shape: tuple[int | str, ...], streams: bool) -> None:
-        require_dtype("the parameters of a DLR layer", self.W)
-        require_shape("x", x, shape)
-        require_device("x", x, self.W.device)
-        if x.dtype not in (torch.bfloat16, torch.float16):
-            require_dtype("x", x, (self.W.dtype,))
-        elif not torch.is_autocast_enabled(x.device.type):
-            half = str(x.dtype).removeprefix("torch.")
-            raise ValueError(f"x is {half}: convert it to the layer's dtype or use torch.autocast")
-        if streams:
-            self._check_streams()
 
     def _check_streams(self) -> None:
         require(
@@ -341,31 +315,13 @@ class DLR(nn.Module):
             pairs = self.d_state * (self.d_state + 1) // 2
             states = self.d_state if self.cast == "real" else pairs
             dtype = torch.float64 if self.kernel_length else self.W.dtype
+            past = (batch, self.kernel_length or 0, self.d_model)
             require_shape("state.x", state.x, (batch, self.d_model, states, 2))
-            require_shape("state.past", state.past, (batch, self.kernel_length or 0, self.d_model))
-            self._check_memory("state.x", state.x, dtype)
-            self._check_memory("state.past", state.past, self.W.dtype)
+            require_shape("state.past", state.past, past)
+            require_dtype("state.x", state.x, (dtype,))
+            require_device("state.x", state.x, self.W.device)
         elif state.blocks:
-            inputs = state.blocks[0].inputs
-            require_shape("a block of the state", inputs, (batch, "p", self.d_model))
-            self._check_memory("a block of the state", inputs, self.W.dtype)
-
-    def _check_memory(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-        require_dtype(name, tensor, (dtype,))
-        require_device(name, tensor, self.W.device)
-
-    def _checked_lengths(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """As int64. On a GPU values are not read back: what is out of range is clamped."""
-        require_shape("lengths", lengths, (x.shape[0],))
-        whole = not (lengths.is_floating_point() or lengths.is_complex())
-        name = str(lengths.dtype).removeprefix("torch.")
-        require(whole and lengths.dtype != torch.bool, f"lengths must be whole numbers, not {name}")
-        require_device("lengths", lengths, x.device)
-        if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and len(lengths):
-            low, high = int(lengths.min()), int(lengths.max())
-            if low < 0 or high > x.shape[1]:
-                raise ValueError(
-                    f"lengths must lie between 0 and {x.shape[1]}, the length of x, and not"
-                    f" between {low} and {high}"
-                )
-        return lengths.long().clamp(0, x.shape[1])
+            inputs, shape = state.blocks[0].inputs, (batch, "p", self.d_model)
+            require_shape("a block of the state", inputs, shape)
+            require_dtype("a block of the state", inputs, (self.W.dtype,))
+            require_device("a block of the state", inputs, self.W.device)

@@ -79,6 +79,30 @@ def read_chunk(
     return y, RecurrentState(x, past, torch.zeros_like(state.oldest))
 
 
+def read_chunk_online(
+    u: Float[Tensor, "B L H"],
+    kernel_of: ops.KernelOf,
+    state: ops.OnlineState | None,
+    *,
+    lengths: Int[Tensor, " B"] | None,
+    window: int | None,
+) -> tuple[Float[Tensor, "B L H"], ops.OnlineState]:
+    """The same for kernels that have no small state."""
+    history = state.history() if state and state.blocks else u[:, :0]
+    if state and lengths is None and 16 * u.shape[1] < history.shape[1]:
+        outputs = []  # a short chunk: steps cost less than all that went before
+        for u_t in u.unbind(1):
+            y, state = ops.online_step(u_t, state, kernel_of, window)
+            outputs.append(y)
+        return torch.stack(outputs, dim=1), state
+    whole = torch.cat((history, u), dim=1)
+    kernel = kernel_of(min(whole.shape[1], window or whole.shape[1]))
+    y = ops.convolution(whole, kernel)[:, history.shape[1] :]
+    if lengths is not None:
+        whole = ops.align_right(whole, lengths + history.shape[1])
+    return y, ops.online_start(whole, kernel_of, window)
+
+
 def read_step(
     u: Float[Tensor, "B H"], modes: Modes, state: RecurrentState
 ) -> tuple[Float[Tensor, "B H"], RecurrentState]:

@@ -5,13 +5,14 @@ No modules, no configuration, no randomness. `reference` holds the slow definiti
 
 from dlrnn.ops.backends import backend_for, use_backend
 from dlrnn.ops.convolution import convolution, fast_length
-from dlrnn.ops.online import OnlineState, online_start, online_step
+from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.products import prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 
 __all__ = [
+    "KernelOf",
     "OnlineState",
     "advance",
     "align_right",
