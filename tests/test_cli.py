@@ -275,3 +275,29 @@ def test_python_dash_m():
         " capture_output=True, text=True).stdout)"
     )
     assert "dlrnn 0." in run_python(code)
+
+
+def test_tasks(capsys, tmp_path):
+    assert main(["tasks", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 11
+    assert rows[0] | {"probes": ""} == {
+        **{"name": "shift", "reads": 4096, "predicts": "4096 x 8", "metric": "R2", "probes": ""}
+    }
+    assert main(["tasks"]) == 0
+    assert "context-shift" in capsys.readouterr().out
+    out = tmp_path / "sort.png"
+    assert main(["tasks", "preview", "sort", "--length", "50", "--out", str(out)]) == 0
+    assert out.stat().st_size > 5000
+    preview = ["tasks", "preview", "srt", "--out"]
+    assert "did you mean 'sort'?" in sentence(capsys, *preview, str(out))
+    assert "must end in .png" in sentence(capsys, *preview, "picture.jpg")
+    assert "there is no folder" in sentence(capsys, *preview, str(tmp_path / "no" / "p.png"))
+
+
+def test_bench_data(capsys):
+    small = ["--d-model", "2", "--d-state", "4", "--length", "16", "--repeats", "1"]
+    assert main(["bench", "data", *small, "--device", "cpu", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tasks"]) == 11
+    assert main(["bench", "data", *small, "--device", "cpu"]) == 0
+    assert "select-fixed" in capsys.readouterr().out

@@ -15,13 +15,14 @@ ALLOWED = {
     "ops": set(),
     "nn": {"ops"},
     "analysis": {"ops", "nn"},
-    "bench": {"ops", "nn"},
+    "tasks": set(),
+    "bench": {"ops", "nn", "tasks"},
     "doctor": {"ops", "nn"},
     "check": {"ops", "nn"},
-    "cli": {"ops", "nn", "analysis", "bench", "doctor", "check"},
+    "cli": {"ops", "nn", "analysis", "tasks", "bench", "doctor", "check"},
     "__main__": {"cli"},
     "_version": set(),
-    "__init__": {"ops", "nn", "analysis"},
+    "__init__": {"ops", "nn", "analysis", "tasks"},
 }
 
 

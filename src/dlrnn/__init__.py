@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dlrnn._version import __version__
 
 if TYPE_CHECKING:
-    from dlrnn import analysis, nn, ops
+    from dlrnn import analysis, nn, ops, tasks
     from dlrnn.nn import DLR, param_groups
 
-__all__ = ["DLR", "__version__", "analysis", "nn", "ops", "param_groups"]
+__all__ = ["DLR", "__version__", "analysis", "nn", "ops", "param_groups", "tasks"]
 
 _HOME = {"DLR": "dlrnn.nn", "param_groups": "dlrnn.nn"}
 

@@ -36,16 +36,29 @@ def _parser() -> argparse.ArgumentParser:
     layer = _command(cases, "layer", _bench_layer, "the layer against the paper's listing")
     kernel = _command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = _command(cases, "step", _bench_step, "the cost of a step along a sequence")
-    for case, channels in ((layer, 64), (kernel, 4), (step, 64)):
+    data = _command(cases, "data", _bench_data, "making a batch of each task against a step")
+    sizes = ((layer, 64, 1024), (kernel, 4, 1024), (step, 64, 1024), (data, 128, 4096))
+    for case, channels, states in sizes:
         _device(case)
         case.add_argument("--d-model", type=_count, default=channels, metavar="H")
-        case.add_argument("--d-state", type=_count, default=1024, metavar="N")
+        case.add_argument("--d-state", type=_count, default=states, metavar="N")
     for case, batch in ((layer, 4), (step, 1)):
         case.add_argument("--batch", type=_count, default=batch, metavar="B")
-    for case, length, repeats in ((layer, 4096, 20), (kernel, 2**20, 3)):
+    for case, length, repeats in ((layer, 4096, 20), (kernel, 2**20, 3), (data, 4096, 3)):
         case.add_argument("--length", type=_count, default=length, metavar="L")
         case.add_argument("--repeats", type=_count, default=repeats)
     step.add_argument("--steps", type=_count, default=10000)
+
+    tasks = commands.add_parser("tasks", help="the test-bed: a table, or a picture of a task")
+    tasks.set_defaults(run=_tasks)
+    tasks.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    pictures = tasks.add_subparsers(dest="picture", metavar="preview")
+    preview = pictures.add_parser("preview", help="draw a sample", allow_abbrev=False)
+    preview.add_argument("name", metavar="NAME")
+    preview.add_argument("--out", type=Path, required=True, metavar="FILE.png")
+    preview.add_argument("--length", type=_count, metavar="L", help="default: the paper's")
+    preview.add_argument("--seed", type=int, default=0)
+    preview.set_defaults(run=_preview)
 
     check = _command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
     check.add_argument(
@@ -144,6 +157,17 @@ def _bench_kernel(given: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_data(given: argparse.Namespace) -> int:
+    from dlrnn.bench.data import bench_data
+
+    sizes = _sizes(given, "d_model", "d_state", "length", "repeats")
+    result = bench_data(device=_resolve(given.device), **sizes)
+    if given.json:
+        return _print_json(result)
+    _print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
+    return 0
+
+
 def _bench_step(given: argparse.Namespace) -> int:
     from dlrnn.bench.step import bench_step
 
@@ -165,6 +189,39 @@ def _sizes(given: argparse.Namespace, *names: str) -> dict[str, int]:
 def _case(result: dict[str, Any]) -> str:
     sizes = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
     return f"{sizes}, {result['device']}"
+
+
+def _tasks(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import TASKS
+
+    tasks = [kind() for kind in TASKS.values()]
+    rows = [
+        {
+            "name": task.name,
+            "reads": task.input_length,
+            "predicts": f"{task.output_length} x {task.d_output}",
+            "metric": task.metric,
+            "probes": task.probes,
+        }
+        for task in tasks
+    ]
+    if given.json:
+        return _print_json(rows)
+    _print_table("Tasks, with the paper's settings", rows)
+    return 0
+
+
+def _preview(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import get
+
+    if given.out.suffix != ".png":
+        raise ValueError(f"{given.out}: the picture's name must end in .png")
+    if not given.out.parent.is_dir():
+        raise ValueError(f"{given.out}: there is no folder {given.out.parent}")
+    settings = {} if given.length is None else {"length": given.length}
+    get(given.name, seed=given.seed, **settings).preview().savefig(given.out, dpi=110)
+    print(f"drawn: {given.out}")
+    return 0
 
 
 def _check(given: argparse.Namespace) -> int:

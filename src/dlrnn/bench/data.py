@@ -1,0 +1,51 @@
+"""`dlrnn bench data`: what a batch costs to make, beside the training step that uses it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlrnn import tasks
+from dlrnn.bench.measure import median_ms, seconds
+from dlrnn.nn import DLR
+
+
+def bench_data(
+    *, d_model: int, d_state: int, length: int, device: str, repeats: int
+) -> dict[str, Any]:
+    """Median ms of a batch and of forward + backward of one DLR layer between two linear maps.
+
+    Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step.
+    """
+    where = torch.device(device)
+    rows = []
+    for name in tasks.TASKS:
+        task, size = tasks.get(name, length=length), 4 if name == "mips" else 16
+        model = nn.Sequential(
+            nn.Linear(task.d_input, d_model),
+            DLR(d_model, d_state),
+            nn.Linear(d_model, task.d_output),
+        ).to(where)
+        batch = task.sample(size, device=where)
+        functions: dict[str, Callable[[], object]] = {
+            "sample": partial(task.sample, size, device=where),
+            "step": partial(_step, model, task, batch),
+        }
+        times = seconds(functions, where, repeats)
+        sample, step = median_ms(times["sample"]), median_ms(times["step"])
+        row = {"task": name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
+        rows.append({**row, "fraction": round(sample / step, 4)})
+    return {
+        "case": {"H": d_model, "N": d_state, "L": length},
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "tasks": rows,
+    }
+
+
+def _step(model: nn.Module, task: tasks.RegressionTask, batch: tasks.Batch) -> None:
+    model.zero_grad()
+    task.loss(model(batch.inputs), batch).backward()

@@ -1,0 +1,36 @@
+"""The test-bed: what a sequence mixer can and cannot do, for any network.
+
+task = tasks.get("shift", length=4096)
+batch = task.sample(16, step=0, device="cuda")
+loss = task.loss(model(batch.inputs), batch)
+"""
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from dlrnn.tasks.atomic import ATOMIC
+from dlrnn.tasks.task import Batch, RegressionTask
+
+__all__ = ["TASKS", "Batch", "RegressionTask", "get"]
+
+TASKS: dict[str, type[RegressionTask]] = {task.name: task for task in ATOMIC}
+"""Every task by its name."""
+
+
+def get(name: str, **settings: Any) -> RegressionTask:
+    """The task of that name, with the paper's settings or yours: `get("shift", length=512)`."""
+    if name not in TASKS:
+        raise ValueError(f"there is no task {name!r}{_nearest(name, list(TASKS))}")
+    known = [field.name for field in fields(TASKS[name])]
+    for setting in settings:
+        if setting not in known:
+            hint = _nearest(setting, known)
+            raise ValueError(f"the task {name} has no setting {setting!r}{hint}")
+    return TASKS[name](**settings)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word.lower().replace("_", "-"), known, n=1)
+    near = near or difflib.get_close_matches(word.lower(), known, n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"

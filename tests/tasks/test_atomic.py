@@ -1,0 +1,259 @@
+"""Every target against a slow definition that sees nothing but the input."""
+
+import math
+
+import pytest
+import torch
+from support import DEVICE
+
+from dlrnn import tasks
+from dlrnn.bench.measure import peak_bytes
+
+LENGTHS = {"shift": (8, 16, 256), "context-shift": (3, 4, 50), "solve": (3, 8, 50, 512)}
+LENGTHS["solve-fixed"] = LENGTHS["solve"]
+
+
+def cases():
+    return [(name, length) for name in tasks.TASKS for length in LENGTHS.get(name, (1, 2, 33, 100))]
+
+
+def shift(x, task):
+    L = task.length
+    return [[x[i - j * L // 8] if i - j * L // 8 >= 0 else 0.0 for j in range(8)] for i in range(L)]
+
+
+def cumsum(x, task):
+    return [[sum(x[: i + 1]) / math.sqrt(i + 1)] for i in range(task.length)]
+
+
+def cummax(x, task):
+    return [[max(x[: i + 1])] for i in range(task.length)]
+
+
+def reverse(x, task):
+    assert all(v == 0 for v in x[task.length :])
+    return [[x[task.length - 1 - i]] for i in range(task.length)]
+
+
+def sort(x, task):
+    assert all(v == 0 for v in x[task.length :])
+    return [[v] for v in sorted(x[: task.length], key=lambda v: abs(v - x[0]))]
+
+
+def context_shift(x, task):
+    L = task.length
+    shift = round(math.atan2(x[1], x[0]) % (2 * math.pi) / (2 * math.pi) * L)
+    assert 0 <= shift <= L - 2
+    return [[x[i - shift] if i >= shift else 0.0] for i in range(L)]
+
+
+SLOW = {
+    **{"shift": shift, "cumsum": cumsum, "cummax": cummax, "reverse": reverse, "sort": sort},
+    "context-shift": context_shift,
+}
+
+
+@pytest.mark.parametrize(("name", "length"), cases())
+def test_targets(name, length):
+    task = tasks.get(name, length=length)
+    inputs, targets = task.sample(3, step=5, device=DEVICE)
+    assert inputs.shape == (3, task.input_length, task.d_input)
+    assert targets.shape == (3, task.output_length, task.d_output)
+    assert inputs.dtype == targets.dtype == torch.float32
+    inputs, targets = inputs.cpu(), targets.cpu()
+    check_positions(inputs, task)
+    for sample, target in zip(inputs.double(), targets.double(), strict=True):
+        if name in SLOW:
+            x = sample[:, 0].tolist()
+            assert max(map(abs, x[2:] if name == "context-shift" else x)) == 1
+            expected = torch.tensor(SLOW[name](x, task), dtype=torch.float64)
+            torch.testing.assert_close(target, expected, rtol=0, atol=1e-6)
+        elif name.startswith("select"):
+            check_select(sample, target, task)
+        elif name.startswith("solve"):
+            check_solve(sample, target, task)
+        else:
+            check_mips(sample, target, task)
+
+
+def check_positions(inputs, task):
+    T = task.input_length
+    for i in {0, T // 3, T - 1}:
+        expected = torch.tensor([math.cos(2 * math.pi * i / T), math.sin(2 * math.pi * i / T)])
+        torch.testing.assert_close(inputs[:, i, -2:], expected.expand(3, 2), rtol=0, atol=1e-6)
+
+
+def check_select(sample, target, task):
+    x, marks = sample[:, 0].tolist(), sample[:, 1].tolist()
+    assert len(x) == task.length + 64
+    assert max(map(abs, x)) == 1
+    assert sorted(set(marks)) in ([0, 1], [1])
+    assert sum(marks) == 32
+    assert x[-32:] == marks[-32:] == [0] * 32
+    chosen = [value for value, mark in zip(x, marks, strict=True) if mark]
+    assert target[:, 0].tolist() == chosen
+
+
+def check_solve(sample, target, task):
+    N = max(n for n in range(task.length) if task.length - n * n - n >= n)
+    assert task.output_length == N
+    x = sample[:, 0]
+    rows = x[: N * N + N].view(N, N + 1)
+    A, B, X = rows[:, :N], rows[:, N], target[:, 0]
+    assert (x[N * N + N :] == 0).all()
+    torch.testing.assert_close(A @ A.T, torch.eye(N, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(A @ X, B, rtol=0, atol=1e-6)
+    torch.testing.assert_close(X.norm(), torch.ones((), dtype=torch.float64))
+
+
+def check_mips(sample, target, task):
+    query, key, value = sample[:, :12].view(task.length, 3, 4).unbind(1)
+    for part in (query, key, value):
+        torch.testing.assert_close(part.norm(dim=1), torch.ones(task.length, dtype=torch.float64))
+    for i in range(task.length):
+        products = [float(query[i] @ key[j]) for j in range(i + 1)]
+        best = max(products)
+        near = [j for j, product in enumerate(products) if product > best - 1e-6]  # fp32 ties
+        assert any(torch.equal(target[i], value[j]) for j in near)
+
+
+# ---------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_a_batch_is_a_pure_function(name):
+    task = tasks.get(name, length=64)
+    whole = task.sample(6, split="test", step=3, device=DEVICE)
+    again = tasks.get(name, length=64).sample(6, split="test", step=3, device=DEVICE)
+    parts = [
+        task.sample(n, split="test", step=3, device=DEVICE, first=f) for f, n in ((0, 2), (2, 4))
+    ]
+    for a, b, c, d in zip(whole, again, *parts, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, torch.cat((c, d)), rtol=0, atol=1e-6)
+    for other in (
+        task.sample(6, split="train", step=3, device=DEVICE),
+        task.sample(6, split="test", step=4, device=DEVICE),
+        tasks.get(name, length=64, seed=1).sample(6, split="test", step=3, device=DEVICE),
+    ):
+        assert not torch.equal(other.targets, whole.targets)
+    elsewhere = task.sample(6, split="test", step=3, device="cpu")
+    torch.testing.assert_close(whole.inputs.cpu(), elsewhere.inputs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
+def test_the_fixed_variants_are_fixed_by_the_seed(name):
+    task, other = tasks.get(name, length=99), tasks.get(name, length=99, seed=1)
+    feature = 1 if name == "select-fixed" else 0
+    kept = slice(None) if name == "select-fixed" else slice(0, 9)  # the first row of A
+
+    def fixed(task, step, split="train"):
+        return task.sample(4, step=step, split=split).inputs[:, kept, feature]
+
+    first = fixed(task, 0)
+    assert (first == first[0]).all()
+    assert torch.equal(first, fixed(task, 9, "test"))
+    assert not torch.equal(first, fixed(other, 0))
+    varying = tasks.get(name.removesuffix("-fixed"), length=99)
+    assert not (fixed(varying, 0) == fixed(varying, 0)[0]).all()
+
+
+def test_marked_positions_are_uniform():
+    """Each of L + M positions is marked with probability M / (L + M)."""
+    marks = tasks.get("select", length=32).sample(4000).inputs[:, :64, 1]
+    share, error = marks.mean(0), (0.25 / 4000) ** 0.5
+    assert (share - 0.5).abs().max() < 5 * error
+
+
+def test_the_shift_is_uniform():
+    inputs = tasks.get("context-shift", length=6).sample(5000).inputs
+    angle = torch.atan2(inputs[:, 1, 0], inputs[:, 0, 0]) % (2 * math.pi)
+    counts = torch.bincount((angle / (2 * math.pi) * 6).round().long(), minlength=6)
+    assert counts[5] == 0  # 0 .. L-2
+    assert (counts[:5] - 1000).abs().max() < 5 * 1000**0.5
+
+
+def test_orthonormal_matrices_are_uniform():
+    """The trace of a uniform orthonormal matrix has mean 0 and variance 1."""
+    task = tasks.get("solve", length=24)  # N = 4
+    rows = task.sample(5000).inputs[:, :20, 0].view(-1, 4, 5)[..., :4]
+    trace = rows.diagonal(dim1=1, dim2=2).sum(-1)
+    assert abs(trace.mean()) < 5 / 5000**0.5
+    assert trace.var().item() == pytest.approx(1, abs=5 * (2 / 5000) ** 0.5)
+
+
+def test_mips_stays_small():
+    task = tasks.get("mips")
+    peak = peak_bytes(lambda: task.sample(4, device=DEVICE), DEVICE)
+    assert peak < 256 * 2**20
+
+
+# ---------------------------------------------------------------------------------- judging
+
+
+def test_r2_is_the_papers():
+    task = tasks.get("cumsum", length=10)
+    batch = task.sample(4)
+    output = torch.randn(4, 10, 1)
+    y, p = batch.targets.double(), output.double()
+    expected = 1 - ((p - y) ** 2).mean() / ((y - y.mean()) ** 2).mean()
+    have = task.metrics(output, batch)["R2"]
+    torch.testing.assert_close(have.double(), expected, rtol=1e-5, atol=1e-6)
+    assert task.metrics(batch.targets, batch)["R2"] == 1
+    constant = batch._replace(targets=torch.ones(4, 10, 1))
+    assert task.metrics(torch.zeros(4, 10, 1), constant)["R2"] == pytest.approx(1 - 1e5)
+
+
+def test_only_the_last_positions_count():
+    task = tasks.get("reverse", length=5)
+    batch = task.sample(2)
+    output = torch.cat((torch.full((2, 5, 1), 99.0), batch.targets), dim=1)
+    assert task.loss(output, batch) == 0
+    assert task.metrics(output, batch)["R2"] == 1
+
+
+# ---------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("shfit", {}, "there is no task 'shfit': did you mean 'shift'?"),
+        ("ContextShift", {}, "there is no task 'ContextShift': did you mean 'context-shift'?"),
+        ("select_fixed", {}, "there is no task 'select_fixed': did you mean 'select-fixed'?"),
+        ("xyzzy", {}, "there is no task 'xyzzy'; there are: shift, cumsum"),
+        ("sort", {"lenght": 8}, "the task sort has no setting 'lenght': did you mean 'length'?"),
+        ("shift", {"length": 12}, "shift: the length must be a multiple of the 8 copies, and 12"),
+        ("sort", {"length": 0}, "sort: the length must be at least 1, not 0"),
+        ("solve", {"length": 2}, "solve: the length must be at least 3, not 2"),
+        ("sort", {"length": 8.0}, "sort: length must be a whole number, not 8.0"),
+        ("select", {"marked": 0}, "select: marked must be at least 1, not 0"),
+        ("mips", {"width": 0}, "mips: width must be at least 1, not 0"),
+    ],
+)
+def test_wrong_names_and_settings(name, settings, sentence, monkeypatch):
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        tasks.get(name, **settings)
+    assert str(error.value).startswith(sentence)
+
+
+def test_wrong_samples():
+    task = tasks.get("sort", length=8)
+    with pytest.raises(ValueError, match="split must be train, validation or test, not 'valid'"):
+        task.sample(2, split="valid")
+    with pytest.raises(ValueError, match="split must be train, validation or test"):
+        task.sample(2, split="constants")
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        task.sample(0)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_previews(name, tmp_path):
+    task = tasks.get(name, length=64)
+    task.preview().savefig(tmp_path / "preview.png")
+    assert (tmp_path / "preview.png").stat().st_size > 5000
+    assert task.__doc__
+    assert task.probes
