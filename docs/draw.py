@@ -122,7 +122,8 @@ def real_against_complex() -> Figure:
     axes = figure.subplots()
     sizes = [row.N for row in rows]
     axes.plot(sizes, [row.log2_real for row in rows], "o-", color=ORANGE, label="real lambda")
-    axes.plot(sizes, [2 * n for n in sizes], "--", color=GREY, label="2 N")
+    bound = [2 * n - 3 - math.log2(n) for n in sizes]
+    axes.plot(sizes, bound, "--", color=GREY, label="bound: 2 N - 3 - log2 N")
     axes.plot(sizes, [row.log2_complex for row in rows], "o-", color=BLUE, label="complex lambda")
     axes.set(xlabel="states N", ylabel="log2 of the largest weight")
     axes.legend(frameon=False)

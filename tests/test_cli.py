@@ -71,6 +71,20 @@ def test_bench_gives_no_number_on_red(capsys, monkeypatch):
         assert captured.out == ""
 
 
+def test_bench_notices_an_error_that_every_precision_has(capsys, monkeypatch):
+    only_first = lambda u, right, left=None: u * right[:, 0]  # noqa: E731
+    monkeypatch.setattr("dlrnn.ops.convolution", only_first)
+    assert main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"]) == 1
+    assert "no number on red" in capsys.readouterr().err
+
+
+def test_bench_step_notices_a_wrong_step(capsys, monkeypatch):
+    step = DLR.step
+    monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
+    assert main(["bench", "step", "--d-state", "4", "--steps", "20", "--device", "cpu"]) == 1
+    assert "no number on red" in capsys.readouterr().err
+
+
 def test_nan_is_red():
     with pytest.raises(RuntimeError, match="no number on red: errors above 1e-05: x nan"):
         require_right({"y": 0.0, "x": float("nan")}, 1e-5)
@@ -182,12 +196,14 @@ def test_layers_come_back_from_plain_files_too(tmp_path, options):
 
 def test_any_model_can_be_saved(tmp_path):
     """Tied weights, a shared layer, weights that are views; a mode that others can read."""
-    layer = DLR(4, 6)
+    layer = DLR(4, 6, cast="prod", kernel_length=5)
     tied = torch.nn.Sequential(layer, torch.nn.Linear(4, 4), layer)
     tied[1].weight = torch.nn.Parameter(layer.out.weight.detach().t())
     path = tmp_path / "model.safetensors"
     save_model(tied, path)
-    assert set(load_layers(path)) == {"0", "2"}
+    layers = load_layers(path)
+    assert set(layers) == {"0", "2"}
+    assert layers["0"].options() == layers["2"].options() == layer.options()
     other = tmp_path / "other"
     other.touch()
     assert path.stat().st_mode == other.stat().st_mode
@@ -243,6 +259,12 @@ def test_wrong_things_people_type(tmp_path, capsys):
     assert 'Missing key(s) in state_dict: "out.bias"' in check("odd/bias.safetensors")
     assert "the layer '' cannot be made" in check("odd/whole.safetensors")
     assert "header is not JSON" in check("odd/header.safetensors")
+    save_file(good, folder / "list.safetensors", metadata={"dlrnn": "[]"})
+    assert "header must hold options by layer, not []" in check("odd/list.safetensors")
+    save_file(good, folder / "lost.safetensors", metadata={"dlrnn": '{"other": {}}'})
+    assert "the header names 'other', and the tensors are not there" in check(
+        "odd/lost.safetensors"
+    )
     assert "unexpected keyword argument 'd_stat'" in check("odd/option.safetensors")
     save_model(DLR(4, 6, cast="prod"), folder / "prod.safetensors")
     assert "cast='real' was given, and the file says 'prod'" in sentence(

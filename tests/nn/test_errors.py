@@ -28,6 +28,7 @@ from dlrnn.nn import RecurrentState
         ({"dt_min": 0.0}, "0 < dt_min <= dt_max must hold, not 0.0 and 0.5"),
         ({"real": True, "cast": "prod"}, "real=True has no imaginary part"),
         ({"project": False, "glu": True}, "project=False is a linear layer"),
+        ({"project": False, "activation": "relu"}, "project=False is a linear layer"),
     ],
     ids=str,
 )
@@ -153,6 +154,21 @@ def test_a_state_of_another_dtype_or_device(unchecked):
             call(X[:, 0], away)
 
 
+def test_a_state_of_another_precision(unchecked):
+    for options in ({"kernel_length": 5}, {"d_state": 99, "cast": "prod"}):
+        layer = DLR(4, **{"d_state": 6, **options}).to(DEVICE)
+        _, state = layer(X, return_state=True)
+        layer.double()
+        with pytest.raises(ValueError, match=r"^state.(past|kernel) must be float64, not float32"):
+            layer.step(X[:, 0].double(), state)
+
+
+@pytest.mark.parametrize("size", [-1, 2.0, "2"])
+def test_a_batch_that_cannot_be(size, unchecked):
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number of at least 0"):
+        DLR(4, 6).to(DEVICE).initial_state(size)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_transforms_of_torch_func(unchecked):
     """They do not see into our ops: jvp would give zeros."""
@@ -162,6 +178,7 @@ def test_transforms_of_torch_func(unchecked):
         lambda: torch.func.jvp(layer, (X,), (X,)),
         lambda: torch.func.jacfwd(layer)(X),
         lambda: torch.func.grad(lambda x: layer(x).sum())(X),
+        lambda: torch.func.vmap(lambda x: layer(x[None]))(X),
     ):
         with pytest.raises(ValueError, match=sentence):
             call()

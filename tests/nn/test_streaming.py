@@ -188,6 +188,60 @@ def test_short_chunks_after_a_long_prefix_are_cheap(monkeypatch):
         assert_close(torch.cat(outputs, dim=1), layer(x)[:, 4096:], 1e-10)
 
 
+def test_a_state_without_gradients_does_not_take_them_away():
+    """Made under no_grad, or detached for truncated backpropagation: the same for every form."""
+    for options in OPTIONS:
+        layer = make(**options)
+        x = torch.randn(2, 60, 5, dtype=torch.float64, device=DEVICE)
+        grad = torch.randn(2, 20, 5, dtype=torch.float64)
+        with torch.no_grad():
+            _, state = layer(x[:, :40], return_state=True)
+        parameters = list(layer.parameters())
+        expected = gradients(layer(x[:, 40:], state), parameters, grad)
+        stepped, _ = in_steps(layer, x[:, 40:], state)
+        chunked = torch.cat(
+            [in_steps(layer, x[:, 40:41], state)[0], *_chunks(layer, x[:, 40:], state)], dim=1
+        )
+        for have, want in zip(gradients(stepped, parameters, grad), expected, strict=True):
+            assert_close(have, want, 1e-9)
+        for have, want in zip(gradients(chunked, parameters, grad), expected, strict=True):
+            assert_close(have, want, 1e-9)
+
+
+def test_gradients_from_an_initial_state_made_without_them():
+    for options in OPTIONS:
+        layer = make(**options)
+        x = torch.randn(2, 40, 5, dtype=torch.float64, device=DEVICE)
+        grad = torch.randn(2, 40, 5, dtype=torch.float64)
+        with torch.no_grad():
+            state = layer.initial_state(2)
+        parameters = list(layer.parameters())
+        expected = gradients(layer(x), parameters, grad)
+        stepped, _ = in_steps(layer, x, state)
+        for have, want in zip(gradients(stepped, parameters, grad), expected, strict=True):
+            assert_close(have, want, 1e-9)
+
+
+def _chunks(layer, x, state):
+    """Outputs 1 .. end in short chunks, after one step."""
+    _, state = layer.step(x[:, 0], state)
+    outputs = []
+    for chunk in x[:, 1:].split([2, 1, 16], dim=1):
+        y, state = layer(chunk, state, return_state=True)
+        outputs.append(y)
+    return outputs
+
+
+def test_short_chunks_of_a_long_window_are_steps():
+    layer = make(kernel_length=100)
+    x = torch.randn(2, 30, 5, dtype=torch.float64, device=DEVICE)
+    _, state = layer(x[:, :10], return_state=True)
+    y, state = layer(x[:, 10:13], state, return_state=True)
+    assert state.oldest.item() == 3, "three steps of the ring, not a ring made anew"
+    rest = layer(x[:, 13:], state)
+    assert_close(torch.cat((y, rest), dim=1), layer(x)[:, 10:], 1e-12)
+
+
 def test_which_state_serves_which_layer():
     assert isinstance(make(cast="prod", d_state=MANY).initial_state(1), OnlineState)
     small = make(cast="prod", d_state=PROD_PAIRS_UP_TO).initial_state(1)
@@ -240,7 +294,9 @@ def test_padded_states_are_each_alone(options):
         assert_close(last[b], expected[-1], 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32]
+)
 def test_lengths_of_any_integer_type(dtype):
     layer = make()
     x = torch.randn(2, 300, 5, dtype=torch.float64, device=DEVICE)

@@ -55,7 +55,7 @@ def compress(layer: DLR, d_state: int) -> Compression:
         1 <= d_state <= layer.d_state,
         f"d_state must be between 1 and the layer's {layer.d_state}, not {d_state}",
     )
-    W, pairs = (values.detach().cpu().double().contiguous() for values in layer.modes())
+    W, pairs, _ = (values.detach().cpu().double().contiguous() for values in layer.modes())
     log_lambda, w = torch.view_as_complex(pairs), torch.view_as_complex(W)
     endless = int((log_lambda.real.exp() == 1).sum())
     require(

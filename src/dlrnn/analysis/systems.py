@@ -54,7 +54,7 @@ def system_of(layer: DLR) -> System:
     """The layer's `lambda` and `w`, before its cast, its kernel_length and D; 2 H rows of w if
     bidirectional.
     """
-    W, log_lambda = (pairs.detach().cpu().double() for pairs in layer.modes())
+    W, log_lambda, _ = (pairs.detach().cpu().double() for pairs in layer.modes())
     lam = ops.powers(log_lambda, torch.ones(()))
     return System(torch.view_as_complex(lam), torch.view_as_complex(W.contiguous()))
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from dlrnn.bench.measure import synchronize
+from dlrnn.bench.measure import relative_error, require_right, synchronize
 from dlrnn.nn import DLR
+
+TOLERANCE = 1e-4
 
 
 def bench_step(
@@ -23,6 +25,7 @@ def bench_step(
     x = torch.randn(steps, batch, d_model, device=where)
     tenth = max(1, steps // 10)
     seconds: dict[str, list[float]] = {"first": [], "last": []}
+    outputs = []
     with torch.no_grad():
         states = {"first": layer.initial_state(batch), "last": layer.initial_state(batch)}
         for x_t in x[: steps - tenth]:
@@ -31,9 +34,13 @@ def bench_step(
             for name, position in (("first", i), ("last", steps - tenth + i)):
                 synchronize(where)
                 start = time.perf_counter()
-                _, states[name] = layer.step(x[position], states[name])
+                y, states[name] = layer.step(x[position], states[name])
                 synchronize(where)
                 seconds[name].append(time.perf_counter() - start)
+                outputs.append(y)
+        whole = layer(x[:tenth].transpose(0, 1)).double()
+        error = relative_error(torch.stack(outputs[::2], dim=1), whole)
+    require_right({"steps against the whole": error}, TOLERANCE)
     first, last = (1e6 * statistics.median(seconds[name]) for name in ("first", "last"))
     return {
         "case": {"B": batch, "H": d_model, "N": d_state, "steps": steps},

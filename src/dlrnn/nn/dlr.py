@@ -13,6 +13,7 @@ from dlrnn.nn.inputs import beyond, check_input, checked_lengths
 from dlrnn.nn.streaming import (
     Modes,
     RecurrentState,
+    attached,
     initial_state,
     read_chunk,
     read_chunk_online,
@@ -104,6 +105,10 @@ class DLR(nn.Module):
             project or not (glu or dropout),
             "project=False is a linear layer: it takes neither glu nor dropout",
         )
+        require(
+            project or activation in ("gelu", "identity"),
+            f"project=False is a linear layer: activation={activation!r} would not be used",
+        )
         self.d_model, self.d_state = d_model, d_state
         self.bidirectional, self.cast, self.real = bidirectional, cast, real
         self.kernel_length, self.dt_min, self.dt_max = kernel_length, dt_min, dt_max
@@ -152,16 +157,17 @@ class DLR(nn.Module):
     # ------------------------------------------------------------------------------ the kernel
 
     def modes(self) -> Modes:
-        """W [H, N, 2] and log lambda [N, 2] (float64) as pairs, whatever the cast; 2 H rows if
-        bidirectional.
+        """W [H, N, 2] and log lambda [N, 2] (float64) as pairs, whatever the cast, and D [H]; W has
+        2 H rows if bidirectional.
         """
         require_dtype("the parameters of a DLR layer", self.W)
         log_modulus = -self.log_lambda_re.double().square()
         if self.log_lambda_im is None:
             W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
-            return Modes(W, torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1))
+            log_lambda = torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1)
+            return Modes(W, log_lambda, self.D)
         phase = self.log_lambda_im.double()
-        return Modes(self.W, torch.stack((log_modulus, phase), dim=-1))
+        return Modes(self.W, torch.stack((log_modulus, phase), dim=-1), self.D)
 
     def kernel(self, length: int) -> Float[Tensor, "rows K"]:
         """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
@@ -171,7 +177,7 @@ class DLR(nn.Module):
             if (parameter := getattr(self, name)) is not None:
                 require_finite(name, parameter)
         length = min(length, self.kernel_length or length)
-        W, log_lambda = self.modes()
+        W, log_lambda, _ = self.modes()
         if self.cast == "real":
             return ops.vandermonde(W, log_lambda, length)
         kernel = ops.complex_vandermonde(W, log_lambda, length)
@@ -251,17 +257,21 @@ class DLR(nn.Module):
 
     def _streaming_modes(self) -> Modes:
         modes = self.modes()
-        return modes if self.cast == "real" else Modes(*ops.prod_modes(*modes))
+        if self.cast == "real":
+            return modes
+        return Modes(*ops.prod_modes(modes.W, modes.log_lambda), modes.D)
 
-    def _online_kernel(self, length: int) -> Tensor:
+    def _skip_kernel(self, length: int) -> Tensor:
         return self._with_skip(self.kernel(length))
 
     def initial_state(self, batch_size: int) -> DLRState:
         """The state before the first position."""
         self._check_streams()
+        if isinstance(batch_size, float | str) or batch_size < 0:
+            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
         if self._online:
             nothing = self.W.new_zeros(batch_size, 0, self.d_model)
-            return ops.online_start(nothing, self._online_kernel, self.kernel_length)
+            return ops.online_start(nothing, self._skip_kernel, self.kernel_length)
         return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
 
     def step(
@@ -276,12 +286,13 @@ class DLR(nn.Module):
         require_finite("x", x)
         state = self.initial_state(x.shape[0]) if state is None else state
         self._check_state(state, x.shape[0])
+        state = self._attached(state)
         u = x.to(self.W.dtype)
         if isinstance(state, OnlineState):
-            y, state = ops.online_step(u, state, self._online_kernel, self.kernel_length)
+            y, state = ops.online_step(u, state, self._skip_kernel, self.kernel_length)
             return self._mix(y.to(x.dtype)), state
         y, state = read_step(u, self._streaming_modes(), state)
-        return self._mix((y + self.D * u).to(x.dtype)), state
+        return self._mix(y.to(x.dtype)), state
 
     def _read_chunk(
         self, u: Tensor, state: DLRState | None, lengths: Tensor | None
@@ -289,13 +300,31 @@ class DLR(nn.Module):
         self._check_streams()
         if state is not None:
             self._check_state(state, u.shape[0])
+            state = self._attached(state)
         window = self.kernel_length
         if self._online:
             before = cast("OnlineState | None", state)
-            return read_chunk_online(u, self._online_kernel, before, lengths=lengths, window=window)
-        kernel = self._with_skip(self.kernel(window or u.shape[1]))
+            return read_chunk_online(u, self._skip_kernel, before, lengths=lengths, window=window)
         known = cast("RecurrentState | None", state)
-        return read_chunk(u, self._streaming_modes(), kernel, known, lengths=lengths, window=window)
+        return read_chunk(
+            u, self._streaming_modes(), self._skip_kernel, known, lengths=lengths, window=window
+        )
+
+    def _attached(self, state: DLRState) -> DLRState:
+        """A state made without gradients (or detached) gets them, where the inputs are known."""
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return state
+        lambdas = self.log_lambda_re.requires_grad or (
+            self.log_lambda_im is not None and self.log_lambda_im.requires_grad
+        )
+        if isinstance(state, OnlineState):
+            wanted = lambdas or self.W.requires_grad or self.D.requires_grad
+            if wanted and not state.kernel.requires_grad:
+                history = state.history() if state.blocks else self.W.new_zeros(0, 0, self.d_model)
+                return ops.online_start(history, self._skip_kernel, self.kernel_length)
+        elif self.kernel_length and lambdas and not state.x.requires_grad:
+            return attached(state, self._streaming_modes())
+        return state
 
     # ------------------------------------------------------------------------------ checks
 
@@ -319,9 +348,11 @@ class DLR(nn.Module):
             require_shape("state.x", state.x, (batch, self.d_model, states, 2))
             require_shape("state.past", state.past, past)
             require_dtype("state.x", state.x, (dtype,))
-            require_device("state.x", state.x, self.W.device)
-        elif state.blocks:
-            inputs, shape = state.blocks[0].inputs, (batch, "p", self.d_model)
-            require_shape("a block of the state", inputs, shape)
-            require_dtype("a block of the state", inputs, (self.W.dtype,))
-            require_device("a block of the state", inputs, self.W.device)
+            require_dtype("state.past", state.past, (self.W.dtype,))
+            for name, part in zip(state._fields, state, strict=True):
+                require_device(f"state.{name}", part, self.W.device)
+        else:
+            require_dtype("state.kernel", state.kernel, (self.W.dtype,))
+            require_device("state.kernel", state.kernel, self.W.device)
+            for block in state.blocks[:1]:
+                require_shape("a block of the state", block.inputs, (batch, "p", self.d_model))

@@ -25,7 +25,8 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     path = Path(path)
     require(path.suffix == ".safetensors", f"{path}: the name must end in .safetensors")
     require(path.parent.is_dir(), f"{path}: there is no folder {path.parent}")
-    options = {name: m.options() for name, m in model.named_modules() if isinstance(m, DLR)}
+    modules = model.named_modules(remove_duplicate=False)  # a shared layer has two names
+    options = {name: module.options() for name, module in modules if isinstance(module, DLR)}
     tensors = {}
     for name, value in model.state_dict().items():
         kind = type(value).__name__
@@ -73,6 +74,8 @@ def load_layers(
             reason = " ".join(str(error).split())
             raise ValueError(f"{path}: the layer {name!r} cannot be made: {reason}") from error
     require(bool(layers), f"{path} holds no DLR layer: log_lambda_re, W and D side by side")
+    missing = ", ".join(repr(name) for name in header if name not in layers)
+    require(not missing, f"{path}: the header names {missing}, and the tensors are not there")
     return layers
 
 
@@ -103,6 +106,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
         header = json.loads(metadata.get(HEADER, "{}"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: its {HEADER!r} header is not JSON: {error}") from error
+    fits = isinstance(header, dict) and all(isinstance(o, dict) for o in header.values())
+    require(fits, f"{path}: its {HEADER!r} header must hold options by layer, not {header!r}")
     return tensors, header
 
 

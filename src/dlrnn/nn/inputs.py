@@ -27,6 +27,7 @@ def checked_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     name = str(lengths.dtype).removeprefix("torch.")
     require(whole and lengths.dtype != torch.bool, f"lengths must be whole numbers, not {name}")
     require_device("lengths", lengths, x.device)
+    lengths = lengths.long()
     if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and len(lengths):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > x.shape[1]:
@@ -34,7 +35,7 @@ def checked_lengths(x: Tensor, lengths: Tensor) -> Tensor:
                 f"lengths must lie between 0 and {x.shape[1]}, the length of x, and not"
                 f" between {low} and {high}"
             )
-    return lengths.long().clamp(0, x.shape[1])
+    return lengths.clamp(0, x.shape[1])
 
 
 def beyond(x: Tensor, lengths: Tensor) -> Tensor:

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from dlrnn import ops
 
+SHORT = 16  # a chunk so many times shorter than what must be read again with it is read in steps
+
 
 class Modes(NamedTuple):
-    """A DLR: `K_k = Re(sum_n W_n lambda_n^k)`, pairs."""
+    """A DLR: `y = conv(K, u) + D u` with `K_k = Re(sum_n W_n lambda_n^k)`, pairs."""
 
     W: Float[Tensor, "H N 2"]
     log_lambda: Float[Tensor, "N 2"]
+    D: Float[Tensor, " H"]
 
 
 class RecurrentState(NamedTuple):
@@ -49,7 +52,7 @@ def initial_state(modes: Modes, batch: int, window: int | None) -> RecurrentStat
 def read_chunk(
     u: Float[Tensor, "B L H"],
     modes: Modes,
-    kernel: Float[Tensor, "H K"],
+    kernel_of: ops.KernelOf,
     state: RecurrentState | None,
     *,
     lengths: Int[Tensor, " B"] | None,
@@ -57,26 +60,61 @@ def read_chunk(
 ) -> tuple[Float[Tensor, "B L H"], RecurrentState]:
     """Convolve a chunk that follows `state`, None at the start of a sequence.
 
-    Without a window K is L, with one K is the window.
+    `kernel_of` gives the modes' kernel with D in its entry 0.
     """
-    if window is None:
-        y, x = ops.convolution(u, kernel), None
-        if state is not None:
-            x = state.x
-            y = y + ops.response(*modes, x, u.shape[1])
-        ends = u if lengths is None else ops.align_right(u, lengths)
-        x = ops.advance(ends, modes.log_lambda, x, lengths)
-        nothing = initial_state(modes, u.shape[0], window)
-        return y, RecurrentState(x, nothing.past, nothing.oldest)
-    state = initial_state(modes, u.shape[0], window) if state is None else state
-    order = (state.oldest + torch.arange(window, device=u.device)) % window
-    whole = torch.cat((state.past[:, order], u), dim=1)
-    y = ops.convolution(whole, kernel)[:, window:]
+    if window is not None:
+        return _read_chunk_windowed(u, modes, kernel_of, state, lengths=lengths, window=window)
+    y, x = ops.convolution(u, kernel_of(u.shape[1])), None
+    if state is not None:
+        x = state.x
+        y = y + ops.response(modes.W, modes.log_lambda, x, u.shape[1])
+    ends = u if lengths is None else ops.align_right(u, lengths)
+    x = ops.advance(ends, modes.log_lambda, x, lengths)
+    nothing = initial_state(modes, u.shape[0], window)
+    return y, RecurrentState(x, nothing.past, nothing.oldest)
+
+
+def _read_chunk_windowed(
+    u: Tensor,
+    modes: Modes,
+    kernel_of: ops.KernelOf,
+    state: RecurrentState | None,
+    *,
+    lengths: Tensor | None,
+    window: int,
+) -> tuple[Tensor, RecurrentState]:
+    """The last inputs and the chunk are convolved together; what is in the window is the state."""
+    if state is not None and lengths is None and SHORT * u.shape[1] < window:
+        outputs = []
+        for u_t in u.unbind(1):
+            y_t, state = read_step(u_t, modes, state)
+            outputs.append(y_t)
+        return torch.stack(outputs, dim=1), state
+    start = initial_state(modes, u.shape[0], window)
+    before = start.past[:, :0] if state is None else _in_order(state)
+    whole = torch.cat((before, u), dim=1)
+    kernel = kernel_of(min(window, whole.shape[1]))
+    y = ops.convolution(whole, kernel)[:, before.shape[1] :]
     if lengths is not None:
-        whole = ops.align_right(whole, lengths + window)
-    past = whole[:, -window:].clone()  # a view would keep the whole chunk
-    x = ops.advance(past.double(), modes.log_lambda)
-    return y, RecurrentState(x, past, torch.zeros_like(state.oldest))
+        whole = ops.align_right(whole, lengths + before.shape[1])
+    last = whole[:, -window:]
+    past = torch.cat((start.past[:, : window - last.shape[1]], last), dim=1)
+    return y, RecurrentState(ops.advance(last.double(), modes.log_lambda), past, start.oldest)
+
+
+def _in_order(state: RecurrentState) -> Tensor:
+    """The inputs in the ring, oldest first."""
+    window = state.past.shape[1]
+    return state.past[:, (state.oldest + torch.arange(window, device=state.past.device)) % window]
+
+
+def attached(state: RecurrentState, modes: Modes) -> RecurrentState:
+    """A windowed state made without gradients gets its x again, from the inputs in the window.
+
+    A chunk reads those inputs anyway: so that steps have the same gradients.
+    """
+    x = ops.advance(_in_order(state).double(), modes.log_lambda)
+    return RecurrentState(x, state.past, state.oldest)
 
 
 def read_chunk_online(
@@ -88,18 +126,17 @@ def read_chunk_online(
     window: int | None,
 ) -> tuple[Float[Tensor, "B L H"], ops.OnlineState]:
     """The same for kernels that have no small state."""
-    history = state.history() if state and state.blocks else u[:, :0]
-    if state and lengths is None and 16 * u.shape[1] < history.shape[1]:
-        outputs = []  # a short chunk: steps cost less than all that went before
+    seen = 0 if state is None else state.seen()
+    if state is not None and lengths is None and SHORT * u.shape[1] < seen:
+        outputs = []  # steps cost less than all that went before
         for u_t in u.unbind(1):
             y, state = ops.online_step(u_t, state, kernel_of, window)
             outputs.append(y)
         return torch.stack(outputs, dim=1), state
-    whole = torch.cat((history, u), dim=1)
-    kernel = kernel_of(min(whole.shape[1], window or whole.shape[1]))
-    y = ops.convolution(whole, kernel)[:, history.shape[1] :]
+    whole = u if state is None or not seen else torch.cat((state.history(), u), dim=1)
+    y = ops.convolution(whole, kernel_of(min(whole.shape[1], window or whole.shape[1])))[:, seen:]
     if lengths is not None:
-        whole = ops.align_right(whole, lengths + history.shape[1])
+        whole = ops.align_right(whole, lengths + seen)
     return y, ops.online_start(whole, kernel_of, window)
 
 
@@ -110,8 +147,9 @@ def read_step(
     x, past, oldest = state  # not state._replace(...): torch 2.11 cannot compile that
     window = past.shape[1]
     if window == 0:
-        y, x = ops.step(u, *modes, x)
-        return y, RecurrentState(x, past, oldest)
+        y, x = ops.step(u, modes.W, modes.log_lambda, x)
+        return y + modes.D * u, RecurrentState(x, past, oldest)
     leaving = past.index_select(1, oldest)[:, 0]
-    y, x = ops.step(u, *modes, x, leaving=leaving, window=window)
-    return y, RecurrentState(x, past.index_copy(1, oldest, u[:, None]), (oldest + 1) % window)
+    y, x = ops.step(u, modes.W, modes.log_lambda, x, leaving=leaving, window=window)
+    past = past.index_copy(1, oldest, u[:, None])
+    return y + modes.D * u, RecurrentState(x, past, (oldest + 1) % window)

@@ -29,12 +29,18 @@ def require_count(name: str, value: object) -> None:
     require(fits, f"{name} must be a whole number of at least 1, not {value!r}")
 
 
+def in_transform() -> bool:
+    """Inside torch.func's jvp, vmap, grad and the like (a compiler cannot ask)."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def require_no_transform() -> None:
     """torch.func's transforms do not see into our ops: jvp would silently give zeros."""
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
-        return
-    raise ValueError(
-        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians: use torch.autograd"
+    require(
+        not in_transform(),
+        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians: use torch.autograd",
     )
 
 
@@ -69,7 +75,9 @@ def require_finite(name: str, tensor: Tensor) -> None:
     On a GPU or under a compiler nothing is looked at: reading a value back would stall the device.
     One NaN would otherwise reach every position, earlier ones too, through the FFT.
     """
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or tensor.numel() == 0:
+    if torch.compiler.is_compiling() or in_transform():
+        return
+    if tensor.device.type != "cpu" or tensor.numel() == 0:
         return
     values = tensor.detach()
     if math.isfinite(values.sum().item()):  # one pass, no temporary

@@ -38,6 +38,10 @@ class OnlineState(NamedTuple):
     kernel: Tensor
     blocks: tuple[Block, ...]
 
+    def seen(self) -> int:
+        """How many inputs are held."""
+        return sum(block.inputs.shape[1] for block in self.blocks)
+
     def history(self) -> Float[Tensor, "B t H"]:
         """The inputs that can still matter, in order."""
         return torch.cat([block.inputs for block in self.blocks], dim=1)
@@ -68,7 +72,7 @@ def online_step(
     u: Float[Tensor, "B H"], state: OnlineState, kernel_of: KernelOf, window: int | None = None
 ) -> tuple[Float[Tensor, "B H"], OnlineState]:
     """`y_t = sum_j K_j u_{t-j}` and the next state; see `online_start`."""
-    seen = sum(block.inputs.shape[1] for block in state.blocks)
+    seen = state.seen()
     y = state.kernel[:, 0] * u
     for block in state.blocks:
         y = y + block.outputs[:, seen % block.inputs.shape[1]]
