@@ -17,8 +17,8 @@ def bench_data(
 ) -> dict[str, Any]:
     """Median ms of a batch and of forward + backward of one DLR layer between two linear maps.
 
-    Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step. On a GPU both
-    are replays of CUDA graphs.
+    Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step. On a GPU
+    both are replays of CUDA graphs.
     """
     where = torch.device(device)
     rows = []
