@@ -320,6 +320,30 @@ def test_tasks(capsys, tmp_path):
 def test_bench_data(capsys):
     small = ["--d-model", "2", "--d-state", "4", "--length", "16", "--repeats", "1"]
     assert main(["bench", "data", *small, "--device", "cpu", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["tasks"]) == 11
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["tasks"]) == 11
+    assert all(row["samples_a_second"] > 0 for row in result["generators"])
     assert main(["bench", "data", *small, "--device", "cpu"]) == 0
     assert "select-fixed" in capsys.readouterr().out
+
+
+def test_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "list"]) == 0
+    assert "no sets in data/" in capsys.readouterr().out
+    small = ["--samples", "50", "--workers", "1"]
+    assert main(["data", "build", "listops", *small]) == 0
+    assert "the set is in data/listops" in capsys.readouterr().out
+    assert main(["data", "verify", "data/listops"]) == 0
+    assert "every hash and count is right" in capsys.readouterr().out
+    assert main(["data", "list", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+    shard = tmp_path / "data" / "listops" / "test-00000.parquet"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert main(["data", "verify", "data/listops"]) == 1
+    assert "test-00000.parquet" in capsys.readouterr().out
+    assert "lisops" in sentence(capsys, "data", "build", "lisops", *small)
+    assert main(["data", "verify", "missing"]) == 1
+    assert "missing" in capsys.readouterr().out

@@ -60,6 +60,20 @@ def _parser() -> argparse.ArgumentParser:
     preview.add_argument("--seed", type=int, default=0)
     preview.set_defaults(run=_preview)
 
+    data = commands.add_parser("data", help="sets on disk: build, verify, list", allow_abbrev=False)
+    actions = data.add_subparsers(dest="action", required=True, metavar="WHAT")
+    build = actions.add_parser("build", help="make a set, or finish one", allow_abbrev=False)
+    build.set_defaults(run=_data_build)
+    build.add_argument("name", metavar="NAME", help="listops-subtrees or listops")
+    build.add_argument("--samples", type=_count, help="default: the paper's 100000")
+    build.add_argument("--workers", type=_count, help="processes; default: all cores")
+    build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
+    verify = actions.add_parser("verify", help="check every hash and count", allow_abbrev=False)
+    verify.set_defaults(run=_data_verify)
+    verify.add_argument("folder", type=Path, metavar="DIR")
+    _command(actions, "list", _data_list, "the sets in data/")
+
     check = _command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
     check.add_argument(
         "path",
@@ -165,6 +179,7 @@ def _bench_data(given: argparse.Namespace) -> int:
     if given.json:
         return _print_json(result)
     _print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
+    _print_table("Sets on disk, made by one core", result["generators"])
     return 0
 
 
@@ -221,6 +236,37 @@ def _preview(given: argparse.Namespace) -> int:
     settings = {} if given.length is None else {"length": given.length}
     get(given.name, seed=given.seed, **settings).preview().savefig(given.out, dpi=110)
     print(f"drawn: {given.out}")
+    return 0
+
+
+def _data_build(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import data_cli
+
+    folder = data_cli.build(
+        given.name, samples=given.samples, seed=given.seed, workers=given.workers, out=given.out
+    )
+    print(f"the set is in {folder}")
+    return 0
+
+
+def _data_verify(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import data_cli
+
+    problems = data_cli.verify(given.folder)
+    print("\n".join(problems) or f"{given.folder}: every hash and count is right")
+    return 1 if problems else 0
+
+
+def _data_list(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import data_cli
+
+    rows = data_cli.found()
+    if given.json:
+        return _print_json(rows)
+    if rows:
+        _print_table("Sets", rows)
+    else:
+        print("no sets in data/: make one with `dlrnn data build listops-subtrees`")
     return 0
 
 

@@ -1,5 +1,6 @@
 """`dlrnn bench data`: what a batch costs to make, beside the training step that uses it."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 from dlrnn import tasks
 from dlrnn.bench.measure import captured, median_ms, seconds
 from dlrnn.nn import DLR
+from dlrnn.tasks import listops
 
 
 def bench_data(
@@ -46,7 +48,18 @@ def bench_data(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tasks": rows,
+        "generators": [_generator(listops.subtrees()), _generator(listops.lra())],
     }
+
+
+def _generator(spec: listops.ListOps, samples: int = 500) -> dict[str, Any]:
+    """Samples a second on one core, after compilation."""
+    spec.draw("train", 0)
+    start = time.perf_counter()
+    for index in range(samples):
+        spec.draw("train", index)
+    rate = samples / (time.perf_counter() - start)
+    return {"set": spec.name, "samples_a_second": round(rate, 1)}
 
 
 def _step(model: nn.Module, task: tasks.RegressionTask, batch: tasks.Batch) -> None:

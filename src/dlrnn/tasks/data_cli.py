@@ -1,0 +1,85 @@
+"""What `dlrnn data build | verify | list` do; `dlrnn.cli` parses and prints errors."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from dlrnn.tasks import listops, shards
+
+SETS = {"listops-subtrees": listops.subtrees, "listops": listops.lra}
+"""Sets that can be built, by the name of their task."""
+
+
+def build(
+    name: str,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Build a set with a progress bar; by default all of it, on all cores, in `data/NAME`."""
+    if name not in SETS:
+        raise ValueError(f"there is no set {name!r} to build; there are: {', '.join(SETS)}")
+    counts = {} if samples is None else {"counts": shards.split_counts(samples)}
+    spec = SETS[name](seed=seed, **counts)
+    folder = Path("data") / name if out is None else Path(out)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task(name, total=None, rate="")
+
+        def progress(done: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            rate = f"{speed:.0f} samples/s" if speed else ""
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return shards.build(spec, folder, workers=workers or cores or 1, progress=progress)
+
+
+def verify(folder: str | os.PathLike[str]) -> list[str]:
+    """Check every hash and count with a progress bar; one sentence a problem."""
+    with Progress(transient=True) as bar:
+        task = bar.add_task("verify", total=None)
+        return shards.verify(
+            folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+
+
+def found(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:
+    """A row for each set under a folder, whole or begun."""
+    rows = []
+    for path in sorted(Path(root).rglob("*.json*")):
+        if path.name not in (shards.MANIFEST, shards.PROGRESS):
+            continue
+        if path.name == shards.PROGRESS and (path.parent / shards.MANIFEST).exists():
+            continue
+        try:
+            text = path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text()
+            header = json.loads(text)
+            row = {
+                "folder": str(path.parent),
+                "task": header["task"],
+                "samples": sum(header["counts"].values()),
+                "seed": header["seed"],
+                "state": "whole" if path.name == shards.MANIFEST else "not finished",
+            }
+        except (ValueError, KeyError, TypeError, IndexError):
+            continue  # not one of ours
+        rows.append(row)
+    return rows

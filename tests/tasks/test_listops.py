@@ -1,0 +1,336 @@
+"""Trees against their definition: exact probabilities, and a slow evaluator of their text."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from dlrnn.tasks import listops
+from dlrnn.tasks.listops import CLOSE, NO_LABEL, OPERATORS, ListOps, evaluate, sub_values, to_text
+from dlrnn.tasks.random import SPLITS, Random
+
+EXAMPLE = "[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]"
+NANGIA = (
+    "( ( ( ( ( ( [MAX 2 ) 6 ) ( ( ( ( [MED ( ( ( ( [SM 3 ) 1 ) 6 ) ] ) ) 8 ) 3 ) ] ) ) 4 ) 5 ) ] )"
+)
+
+
+def small(**settings):
+    limits = {"max_depth": 3, "max_args": 3, "min_length": 0, "max_length": 1000}
+    return ListOps(**{**limits, **settings})
+
+
+def draw(spec, count, split="train"):
+    return [spec.draw(split, index) for index in range(count)]
+
+
+# ---------------------------------------------------------------------------------- values
+
+
+def parse(words):
+    """The definition, recursively: a digit, or [name, children]."""
+    word = words.pop(0)
+    if word.isdigit():
+        return int(word)
+    children = []
+    while words[0] != "]":
+        children.append(parse(words))
+    words.pop(0)
+    return [word[1:], children]
+
+
+def facts(tree):
+    """Value and height of every operator as it is closed, then value and height of the tree."""
+    if isinstance(tree, int):
+        return [], tree, 0
+    name, children = tree
+    inner = [facts(child) for child in children]
+    values = [value for _, value, _ in inner]
+    height = 1 + max(height for _, _, height in inner)
+    value = {
+        "MIN": min(values),
+        "MAX": max(values),
+        "MED": int(np.median(values)),
+        "SM": sum(values) % 10,
+    }[name]
+    return [*itertools.chain(*(own for own, _, _ in inner)), (name, value, height)], value, height
+
+
+def specs():
+    wide = small(max_depth=6, max_args=12, min_length=40, max_length=3000)
+    return [small(), wide, listops.lra(), listops.subtrees()]
+
+
+@pytest.mark.parametrize("spec", specs(), ids=lambda s: f"{s.name}-{s.max_depth}")
+def test_values_heights_operators_and_positions(spec):
+    for tree in draw(spec, 8 if spec.min_length > 1000 else 30, "validation"):
+        assert spec.min_length < len(tree.tokens) < spec.max_length
+        text = to_text(tree.tokens)
+        assert np.array_equal(listops.from_text(text), tree.tokens)
+        closed, value, height = facts(parse(text.split()))
+        assert height < spec.max_depth
+        names = [OPERATORS[token - listops.OPERATOR] for token in tree.operators]
+        assert list(zip(names, tree.values, tree.heights, strict=True)) == closed
+        assert tree.positions.tolist() == np.flatnonzero(tree.tokens == CLOSE).tolist()
+        assert evaluate(text) == value
+        assert sub_values(text) == ([v for _, v, _ in closed] or [value])
+        labels = tree.labels
+        assert labels[tree.positions].tolist() == tree.values.tolist()
+        assert (labels[tree.tokens != CLOSE] == NO_LABEL).all()
+
+
+def test_the_papers_example():
+    assert sub_values(EXAMPLE) == sub_values(NANGIA) == [0, 3, 6]
+    assert evaluate(EXAMPLE) == evaluate(NANGIA) == 6
+    assert to_text(listops.from_text(NANGIA)) == EXAMPLE
+    assert to_text(np.array([12, 3, 7, 15, 0, 0], dtype=np.uint8)) == "[MAX 2 6 ]"  # padded
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("[MED 1 4 ]", 2),  # 2.5, truncated
+        ("[MED 9 1 4 ]", 4),
+        ("[SM 9 9 9 ]", 7),
+        ("[MIN 3 [MAX 1 2 ] ]", 2),
+        ("( ( ( [MIN 3 ) ( ( ( [MAX 1 ) 2 ) ] ) ) ] )", 2),
+    ],
+)
+def test_evaluate(text, value):
+    assert evaluate(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the expression is empty"),
+        ("[MAX 2 6", "is not closed"),
+        ("[MAX 2 6 ] 3", "goes on after its end"),
+        ("2 ]", "word 2 closes an operator, but none is open"),
+        ("]", "word 1 closes an operator, but none is open"),
+        ("[MAX ]", "closes .MAX, which has no values"),
+        ("[AVG 2 6 ]", "'.AVG' is no part of an expression"),
+        ("[MAX 2 16 ]", "'16' is no part of an expression"),
+        ("( ( [MAX 2 ) 6 ] )", "a closing parenthesis, does not end an operator and"),
+        ("( [MAX 2 ) 6 )", "a closing parenthesis, does not end an operator and"),
+        ("( [MAX ] )", "closes .MAX, which has no values"),
+        (")", "a closing parenthesis, does not end an operator and"),
+        ("( ( [MAX ( [MIN 2 ) ) ] )", "a closing parenthesis, does not end an operator and"),
+        ("( ( [MAX 2 ) ]", "is not closed"),
+        ("( ( [MAX 2 ) ] ) 5", "goes on after its end"),
+    ],
+)
+def test_malformed_expressions(text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        evaluate(text)
+
+
+# ---------------------------------------------------------------------------------- randomness
+
+
+@pytest.mark.parametrize("seed", [0, 5, -1, 2**63])
+@pytest.mark.parametrize(("split", "index", "attempt"), [("train", 0, 0), ("test", 70_000, 123)])
+def test_the_stream_is_that_of_random(seed, split, index, attempt):
+    stream = np.empty(4, dtype=np.uint64)
+    place = np.uint64(SPLITS.index(split)), np.uint64(index), attempt
+    listops._start(stream, np.uint64(seed % 2**64), *place)
+    ours = [int(listops._bits(stream)) for _ in range(20)]
+    random = Random(seed, split, attempt, first=index, count=1, device="cpu")
+    assert ours == [int(bits) % 2**64 for bits in random.bits(20)[0]]
+
+
+def test_a_tree_is_a_function_of_seed_split_index_and_attempt():
+    spec = listops.lra(seed=3)
+    tree = spec.draw("test", 8)
+    for again in (spec.draw("test", 8), spec.draw("test", 8, tree.attempt)):
+        assert np.array_equal(again.tokens, tree.tokens)
+        assert again.attempt == tree.attempt
+    others = [
+        spec.draw("test", 8, tree.attempt + 1),
+        spec.draw("test", 9),
+        spec.draw("train", 8),
+        listops.lra(seed=4).draw("test", 8),
+    ]
+    assert len({other.template for other in (tree, *others)}) == 5
+    assert others[0].attempt > tree.attempt
+
+
+def test_templates():
+    """Equal exactly where the expressions without their digits are."""
+    hashes = {}
+    for tree in draw(small(max_depth=4), 3000):
+        template = "".join(c for c in to_text(tree.tokens) if not c.isdigit())
+        hashes.setdefault(" ".join(template.split()), set()).add(tree.template)
+    assert len(hashes) > 100
+    assert all(len(one) == 1 for one in hashes.values())
+    assert len(set.union(*hashes.values())) == len(hashes)
+
+
+# ---------------------------------------------------------------------------------- statistics
+
+
+def check_chi_square(observed, probability, sigmas=5):
+    """Counts against probabilities; rare outcomes are taken together."""
+    observed, expected = np.asarray(observed, float), np.asarray(probability) * np.sum(observed)
+    assert math.isclose(expected.sum(), observed.sum(), rel_tol=1e-9)
+    rare = expected < 10
+    if rare.any():
+        observed = np.append(observed[~rare], observed[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    assert observed[~keep].sum() == 0
+    statistic = ((observed - expected)[keep] ** 2 / expected[keep]).sum()
+    freedom = keep.sum() - 1
+    # Wilson and Hilferty: the cube root of chi-square / freedom is nearly normal.
+    normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (
+        2 / (9 * freedom)
+    ) ** 0.5
+    assert abs(normal) < sigmas, (statistic, freedom)
+
+
+def shapes(depth, spec):
+    """Every expression with `d` for a digit, and its probability, from the definition."""
+    if depth >= spec.max_depth:
+        return {"d": 1.0}
+    children = shapes(depth + 1, spec)
+    found = {"d": 0.75}
+    for arity in range(2, spec.max_args + 1):
+        for several in itertools.product(children.items(), repeat=arity):
+            chance = 0.25 / (spec.max_args - 1) * math.prod(p for _, p in several) / 4
+            for name in OPERATORS:
+                found[f"[{name} {' '.join(text for text, _ in several)} ]"] = chance
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        small(max_args=2),
+        small(),
+        small(max_args=2, min_length=4, max_length=9),
+        small(min_length=5, max_length=9),
+        small(max_depth=2, max_args=4, min_length=1),
+        small(max_depth=1),
+    ],
+    ids=lambda s: f"{s.max_depth}-{s.max_args}-{s.min_length}-{s.max_length}",
+)
+def test_every_tree_has_its_probability(spec):
+    chances = {
+        text: chance
+        for text, chance in shapes(1, spec).items()
+        if spec.min_length < len(text.split()) < spec.max_length
+    }
+    names = {text: place for place, text in enumerate(chances)}
+    counts = np.zeros(len(names))
+    for tree in draw(spec, 20_000):
+        text = to_text(tree.tokens)
+        counts[names["".join("d" if c.isdigit() else c for c in text)]] += 1
+    total = sum(chances.values())
+    if len(chances) > 1:
+        check_chi_square(counts, [chance / total for chance in chances.values()])
+    else:
+        assert counts.tolist() == [20_000]
+
+
+def lengths(spec):
+    """The probability of every length below max_length, from the definition."""
+    size = spec.max_length
+    digit = np.zeros(size)
+    digit[1] = 1
+    one = digit
+    for _ in range(spec.max_depth - 1):
+        spectrum = np.fft.rfft(one, 2 * size)
+        power, below = one, 0.75 * digit
+        for _ in range(2, spec.max_args + 1):
+            power = np.fft.irfft(np.fft.rfft(power, 2 * size) * spectrum)[:size]
+            below[2:] += 0.25 / (spec.max_args - 1) * power[:-2]
+        one = below
+    return one.clip(min=0)
+
+
+def heights(spec):
+    """The probability of every height, from the definition."""
+    at_most = np.ones(spec.max_depth)  # of a node at max_depth
+    for _ in range(spec.max_depth - 1):
+        lower = np.concatenate(([0.0], at_most[:-1]))
+        powers = [lower**arity for arity in range(2, spec.max_args + 1)]
+        at_most = 0.75 + 0.25 * sum(powers) / len(powers)
+    return np.diff(at_most, prepend=0)
+
+
+@pytest.mark.parametrize("depth", [4, 8])
+def test_sizes_and_heights_of_all_trees(depth):
+    spec = small(max_depth=depth, max_args=9, max_length=65_536)
+    trees = draw(spec, 20_000)
+    counts = np.bincount([len(tree.tokens) for tree in trees], minlength=spec.max_length)
+    check_chi_square(counts, lengths(spec) / lengths(spec).sum())
+    height = [max(tree.heights, default=0) for tree in trees]
+    check_chi_square(np.bincount(height, minlength=depth), heights(spec))
+
+
+@pytest.mark.parametrize("spec", [listops.subtrees(), listops.lra()], ids=lambda s: s.name)
+def test_the_papers_sets(spec):
+    """Acceptance and lengths; operators, arities, digits and which nodes are operators."""
+    trees = draw(spec, 1500)
+    chances = lengths(spec)[spec.min_length + 1 :]
+    accepted = chances.sum()
+    mean = np.mean([tree.attempt for tree in trees])
+    assert mean == pytest.approx((1 - accepted) / accepted, rel=5 / len(trees) ** 0.5)
+    tokens = [len(tree.tokens) for tree in trees]
+    edges = np.linspace(0, len(chances), 25, dtype=int)
+    observed, _ = np.histogram(np.array(tokens) - spec.min_length - 1, edges)
+    expected = [chances[a:b].sum() / accepted for a, b in itertools.pairwise(edges)]
+    check_chi_square(observed, expected)
+    counts = np.bincount(np.concatenate([tree.tokens for tree in trees]), minlength=16)
+    check_chi_square(counts[1:11], [0.1] * 10)
+    check_chi_square(counts[11:15], [0.25] * 4)
+    assert counts[11:15].sum() == counts[CLOSE]
+    # Given the length, the children of an operator are exchangeable: the first and the last one
+    # are operators equally often.
+    both = np.concatenate([tree.tokens for tree in trees])
+    first = (both[1:] > 10) & (both[1:] < 15) & (both[:-1] > 10) & (both[:-1] < 15)
+    last = (both[1:] == 15) & (both[:-1] == 15)
+    assert abs(int(first.sum()) - int(last.sum())) < 5 * (first.sum() + last.sum()) ** 0.5
+
+
+def test_labels_of_small_operators():
+    """The value of an operator over digits alone has the definition's frequencies."""
+    spec = small(max_depth=2, max_args=2, min_length=1)
+    trees = draw(spec, 20_000)
+    pairs = list(itertools.product(range(10), repeat=2))
+    chance = np.zeros(10)
+    for name in OPERATORS:
+        for a, b in pairs:
+            chance[facts([name, [a, b]])[1]] += 1 / 400
+    check_chi_square(np.bincount([tree.values[-1] for tree in trees], minlength=10), chance)
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"max_depth": 0}, "max_depth must be from 1 to 255, not 0"),
+        ({"max_args": 1}, "max_args must be from 2 to 255, not 1"),
+        ({"min_length": -1}, "min_length must be from 0 to 65534, not -1"),
+        ({"max_length": 70_000}, "max_length must be from 2 to 65536, not 70000"),
+        ({"seed": True}, "seed must be a whole number, not True"),
+        ({"min_length": 7, "max_length": 8}, "no length lies between 7 and 8"),
+    ],
+)
+def test_settings_that_cannot_be(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        small(**settings)
+
+
+def test_trees_that_cannot_be(monkeypatch):
+    monkeypatch.setattr(listops, "_ATTEMPTS", 10_000)
+    with pytest.raises(
+        ValueError, match="no tree of depth 3 and at most 3 children with 500 < len"
+    ):
+        small(min_length=500).draw("train", 0)
+    with pytest.raises(ValueError, match="split must be train, validation or test, not 'dev'"):
+        small().draw("dev", 0)

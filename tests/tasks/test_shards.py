@@ -1,0 +1,347 @@
+"""A set on disk: the same bytes for any number of workers and after any interruption."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support import run_python
+
+from dlrnn.tasks import data_cli, listops, shards
+from dlrnn.tasks.listops import ListOps, evaluate, to_text
+
+LIMITS = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
+COUNTS = {"train": 50, "validation": 10, "test": 5}
+WITH_DUPLICATES = ListOps(**LIMITS, counts=COUNTS, shard_rows=16, seed=1)
+SPEC = f"ListOps(**{LIMITS}, counts={COUNTS}, shard_rows=16, seed=1)"
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return shards.build(WITH_DUPLICATES, tmp_path_factory.mktemp("sets") / "whole")
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def test_what_is_written(whole):
+    names = [f"train-{number:05d}.parquet" for number in range(4)]
+    names += ["validation-00000.parquet", "test-00000.parquet"]
+    assert set(content(whole)) == {*names, "manifest.json"}
+    manifest = shards.load_manifest(whole)
+    assert [entry["file"] for entry in manifest["shards"]] == names
+    assert [entry["rows"] for entry in manifest["shards"]] == [16, 16, 16, 2, 10, 5]
+    assert manifest["task"] == "listops-subtrees"
+    assert (manifest["parameters"], manifest["counts"]) == (LIMITS, COUNTS)
+    assert (manifest["seed"], manifest["format"], manifest["shard_rows"]) == (1, 1, 16)
+    assert shards.verify(whole) == []
+    table = pq.read_table(whole / names[0])  # with anyone's tools
+    tokens = np.frombuffer(table["tokens"][0].as_py(), dtype=np.uint8)
+    assert evaluate(to_text(tokens)) == table["label"][0].as_py()
+
+
+def test_templates_are_unique_and_only_later_samples_change(whole):
+    seen, redrawn = set(), 0
+    for split in COUNTS:
+        for index, sample in enumerate(shards.read(whole, split)):
+            attempt = 0
+            while True:  # the rule, one sample after the other
+                tree = WITH_DUPLICATES.draw(split, index, attempt)
+                if tree.template not in seen:
+                    break
+                attempt, redrawn = tree.attempt + 1, redrawn + 1
+            seen.add(tree.template)
+            assert sample["template"] == tree.template
+            assert sample["attempt"] == tree.attempt
+            assert np.array_equal(sample["tokens"], tree.tokens)
+    assert len(seen) == 65
+    assert redrawn > 5
+
+
+def test_two_workers_write_the_same(whole, tmp_path):
+    seen = []
+    two = shards.build(
+        WITH_DUPLICATES, tmp_path / "two", workers=2, progress=lambda *now: seen.append(now)
+    )
+    assert content(two) == content(whole)
+    assert seen[0] == (0, 65)
+    assert seen[-1] == (65, 65)
+    assert seen == sorted(seen)
+
+
+def test_building_again_changes_nothing(copy):
+    before = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
+    shards.build(WITH_DUPLICATES, copy)
+    assert {path: path.stat().st_mtime_ns for path in copy.iterdir()} == before
+
+
+def test_building_again_mends(copy, whole):
+    (copy / "train-00001.parquet").write_bytes(b"not this")
+    (copy / "test-00000.parquet").unlink()
+    shards.build(WITH_DUPLICATES, copy)
+    assert content(copy) == content(whole)
+
+
+# ---------------------------------------------------------------------------------- interruptions
+
+EVERY_MOMENT = f"""
+import os, pathlib, shutil, signal, sys
+from dlrnn.tasks import shards
+from dlrnn.tasks.listops import ListOps
+
+spec, base = {SPEC}, pathlib.Path(sys.argv[1])
+content = lambda folder: {{path.name: path.read_bytes() for path in folder.iterdir()}}
+spec.draw("train", 0)
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+def killed_at(moment, out):
+    left = [moment]
+    def dying(call, torn):
+        def wrapped(*arguments, **options):
+            if left[0] == 0:  # before
+                torn(*arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return call(*arguments, **options)
+        return wrapped
+    def tear(handle):  # what was not yet synced may be lost
+        size = os.fstat(handle).st_size
+        if not os.path.isdir(f"/proc/self/fd/{{handle}}"):
+            os.ftruncate(handle, max(size - 7, 0))
+    os.fsync = dying(os.fsync, tear)
+    os.replace = dying(os.replace, lambda *a: None)
+    pathlib.Path.unlink = dying(pathlib.Path.unlink, lambda *a: None)
+    pathlib.Path.mkdir = dying(pathlib.Path.mkdir, lambda *a: None)
+    shards.build(spec, out)
+
+reference, moment = content(shards.build(spec, base / "reference")), 0
+while True:
+    out = base / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    status = in_child(lambda: killed_at(moment, out))
+    if not os.WIFSIGNALED(status):
+        break
+    if moment % 3 == 0:  # and once more, while it is being finished
+        in_child(lambda: killed_at(moment // 2, out))
+    if moment % 5 == 0 and out.exists() and not (out / "manifest.json").exists():
+        assert shards.verify(out), moment
+    assert in_child(lambda: shards.build(spec, out)) == 0, moment
+    assert content(out) == reference, moment
+    moment += 1
+print(moment)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_before_every_change_of_the_disk(tmp_path):
+    assert int(run_python(EVERY_MOMENT, str(tmp_path))) > 50
+
+
+BUILD = """
+import sys
+from dlrnn.tasks import shards
+from dlrnn.tasks.listops import lra
+if __name__ == "__main__":
+    spec = lra(counts={"train": 6000, "test": 100}, shard_rows=400)
+    shards.build(spec, sys.argv[1], workers=2)
+"""
+
+
+def test_killed_with_its_workers_at_work(tmp_path):
+    """kill -9 of the builder: its workers end by themselves and write nothing any more."""
+    script, out = tmp_path / "build.py", tmp_path / "out"
+    script.write_text(BUILD)
+    for shards_before in (1, 5):
+        process = subprocess.Popen([sys.executable, str(script), str(out)])
+        try:
+            while process.poll() is None and len(list(out.glob("*.parquet"))) < shards_before:
+                time.sleep(0.005)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert not (out / "manifest.json").exists()
+        assert shards.verify(out) == [f"{out} was not built to its end; run its build again"]
+    spec = listops.lra(counts={"train": 6000, "test": 100}, shard_rows=400)
+    shards.build(spec, out, workers=1)
+    time.sleep(0.5)
+    assert content(out) == content(shards.build(spec, tmp_path / "whole"))
+
+
+# ---------------------------------------------------------------------------------- checking
+
+
+@pytest.mark.parametrize("place", [0, 500, -1])
+def test_a_flipped_byte_is_found_and_named(copy, place):
+    path = copy / "train-00002.parquet"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 16
+    path.write_bytes(data)
+    (problem,) = shards.verify(copy)
+    assert problem == "train-00002.parquet is damaged: its SHA-256 is not the manifest's"
+
+
+def test_missing_and_unknown_files_are_named(copy):
+    (copy / "train-00001.parquet").rename(copy / "train-00009.parquet")
+    (copy / "notes.txt").touch()
+    assert shards.verify(copy) == [
+        "train-00001.parquet is missing",
+        "notes.txt does not belong to the set",
+        "train-00009.parquet does not belong to the set",
+    ]
+
+
+def test_a_changed_manifest_is_found(copy):
+    path = copy / "manifest.json"
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
+    (problem,) = shards.verify(copy)
+    assert problem.endswith("manifest.json is damaged; its SHA-256 is not that of its content")
+    path.write_text("{")
+    assert shards.verify(copy)[0].endswith("manifest.json is damaged; it is not JSON")
+
+
+def test_wrong_counts_are_found(copy):
+    manifest = shards.load_manifest(copy)
+    manifest["counts"]["test"] = 6
+    manifest["shards"][5]["rows"] = 4
+    manifest["sha256"] = shards._own_hash(manifest)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert shards.verify(copy) == [
+        "test-00000.parquet holds 5 samples, not 4",
+        "the shards of test hold 4 samples, not 6",
+    ]
+
+
+def test_no_set(tmp_path):
+    assert shards.verify(tmp_path) == [f"{tmp_path} holds no set"]
+
+
+# ---------------------------------------------------------------------------------- refusing
+
+
+def refused(spec, out, sentence, **options):
+    out = Path(out)
+    before = content(out) if out.is_dir() else out.exists()
+    with pytest.raises(ValueError, match=sentence) as caught:
+        shards.build(spec, out, **options)
+    assert "\n" not in str(caught.value)
+    assert (content(out) if out.is_dir() else out.exists()) == before
+
+
+def test_wrong_requests(copy, tmp_path, monkeypatch):
+    new = tmp_path / "new"
+    refused(WITH_DUPLICATES, new, "workers must be at least 1, not 0", workers=0)
+    refused(ListOps(counts={"train": 0}), new, "samples must be at least 1, not 0")
+    refused(ListOps(counts={"train": -5}), new, "samples of train must be at least 0, not -5")
+    refused(ListOps(counts={"dev": 5}), new, "there is no split 'dev'")
+    refused(ListOps(counts={"train": 10**12}), new, "there is not enough room for listops-subtrees")
+    other = ListOps(**{**LIMITS, "max_depth": 5}, counts=COUNTS, shard_rows=16, seed=1)
+    refused(other, copy, "holds another set .its parameters")
+    refused(ListOps(**LIMITS, counts=COUNTS, shard_rows=16), copy, "another set .its seed 1, not 0")
+    (copy / "manifest.json").unlink()
+    refused(WITH_DUPLICATES, copy, "holds shards of an unknown set")
+    (copy / "thesis.tex").touch()
+    refused(WITH_DUPLICATES, copy, "holds 'thesis.tex', which belongs to no set")
+    refused(WITH_DUPLICATES, copy / "thesis.tex", "is a file; a folder was expected")
+    monkeypatch.setattr(listops, "_ATTEMPTS", 1000)
+    refused(ListOps(max_depth=2), new, "no tree of depth 2 and at most 9 children")
+
+
+def test_a_begun_set_goes_on_with_the_versions_it_was_begun_with(copy, monkeypatch):
+    manifest = shards.load_manifest(copy)
+    header = {key: value for key, value in manifest.items() if key not in ("shards", "sha256")}
+    header["versions"]["pyarrow"] = "1.0"
+    (copy / "manifest.json").unlink()
+    (copy / "progress.jsonl").write_text(json.dumps(header) + "\n")
+    refused(WITH_DUPLICATES, copy, "holds another set .its versions")
+
+
+def test_too_few_templates(tmp_path):
+    few = ListOps(max_depth=2, max_args=2, min_length=1, max_length=9, counts={"train": 5})
+    with pytest.raises(ValueError, match="train sample 4 found no template of its own in 1000"):
+        shards.build(few, tmp_path / "few")
+    assert shards.verify(tmp_path / "few")  # it does not look whole
+
+
+def test_one_build_a_folder(copy):
+    with shards._locked(copy):
+        refused(WITH_DUPLICATES, copy, "another process is building .*; wait for it to end")
+
+
+def test_split_counts():
+    assert shards.split_counts(100_000) == {"train": 96_000, "validation": 2_000, "test": 2_000}
+    assert shards.split_counts(1) == {"train": 1, "validation": 0, "test": 0}
+    with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
+        shards.split_counts(0)
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def test_reading(whole):
+    train = shards.read(whole, "train")
+    assert len(train) == 50
+    asked = [49, 0, 17, -1, 0]
+    batch = train.batch(asked)
+    for place, index in enumerate(asked):
+        sample = train[index]
+        for name, values in batch.items():
+            assert np.array_equal(values[place], sample[name])
+        one = namedtuple("Sample", sample)(**sample)
+        assert (one.tokens.dtype, one.values.dtype) == (np.uint8, np.uint8)
+        assert (one.heights.dtype, one.positions.dtype) == (np.uint8, np.uint16)
+        assert evaluate(to_text(one.tokens)) == one.label == one.values[-1]
+        assert len(one.operators) == len(one.positions)
+    assert set(shards.read(whole, "test", columns=["label"])[4]) == {"label"}
+    assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
+
+
+def test_reading_what_is_not_there(whole, tmp_path):
+    with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
+        shards.read(whole, "train")[50]
+    with pytest.raises(ValueError, match="has no split 'dev'; there are test, train, validation"):
+        shards.read(whole, "dev")
+    with pytest.raises(ValueError, match="has no column 'image'; it has attempt, "):
+        shards.read(whole, "train", columns=["image"])
+    with pytest.raises(ValueError, match="holds no set"):
+        shards.read(tmp_path, "train")
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def test_what_the_command_does(tmp_path):
+    out = data_cli.build("listops", samples=60, seed=7, workers=1, out=tmp_path / "sets" / "a")
+    assert data_cli.verify(out) == []
+    assert shards.load_manifest(out)["counts"] == {"train": 58, "validation": 1, "test": 1}
+    begun = tmp_path / "sets" / "b"
+    begun.mkdir()
+    (begun / "progress.jsonl").write_text(json.dumps(shards._header(WITH_DUPLICATES)) + "\n")
+    (begun / "other.json").write_text("[]")
+    rows = data_cli.found(tmp_path / "sets")
+    assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [
+        (60, 7, "whole"),
+        (65, 1, "not finished"),
+    ]
+    with pytest.raises(ValueError, match="there is no set 'listop' to build; there are: listops-s"):
+        data_cli.build("listop")
