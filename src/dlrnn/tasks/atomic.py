@@ -4,6 +4,7 @@ x is drawn from N(0, 1) and divided by its largest absolute value; sums and sort
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -112,8 +113,9 @@ class _ReadThenWrite(_OneNumber):
         x = _signal(random, self.length)
         return _column(F.pad(x, (0, self.length))), _column(self._answer(x))
 
+    @abstractmethod
     def _answer(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """What is to be written for x [B, L]."""
 
 
 @dataclass(frozen=True)
