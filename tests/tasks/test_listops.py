@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from dlrnn.tasks import listops
-from dlrnn.tasks.listops import CLOSE, NO_LABEL, OPERATORS, ListOps, evaluate, sub_values, to_text
+from dlrnn.tasks import listops, streams
+from dlrnn.tasks.listops import ListOps, evaluate, sub_values, to_text
+from dlrnn.tasks.listops_text import CLOSE, NO_LABEL, OPERATOR, OPERATORS
 from dlrnn.tasks.random import SPLITS, Random
 
 EXAMPLE = "[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]"
@@ -70,7 +71,7 @@ def test_values_heights_operators_and_positions(spec):
         assert np.array_equal(listops.from_text(text), tree.tokens)
         closed, value, height = facts(parse(text.split()))
         assert height < spec.max_depth
-        names = [OPERATORS[token - listops.OPERATOR] for token in tree.operators]
+        names = [OPERATORS[token - OPERATOR] for token in tree.operators]
         assert list(zip(names, tree.values, tree.heights, strict=True)) == closed
         assert tree.positions.tolist() == np.flatnonzero(tree.tokens == CLOSE).tolist()
         assert evaluate(text) == value
@@ -135,8 +136,8 @@ def test_malformed_expressions(text, sentence):
 def test_the_stream_is_that_of_random(seed, split, index, attempt):
     stream = np.empty(4, dtype=np.uint64)
     place = np.uint64(SPLITS.index(split)), np.uint64(index), attempt
-    listops._start(stream, np.uint64(seed % 2**64), *place)
-    ours = [int(listops._bits(stream)) for _ in range(20)]
+    streams.start(stream, np.uint64(seed % 2**64), *place)
+    ours = [int(streams.bits(stream)) for _ in range(20)]
     random = Random(seed, split, attempt, first=index, count=1, device="cpu")
     assert ours == [int(bits) % 2**64 for bits in random.bits(20)[0]]
 
