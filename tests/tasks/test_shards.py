@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from support import run_python
 
-from dlrnn.tasks import data_cli, listops, shards
+from dlrnn.tasks import build, data_cli, listops, shards
+from dlrnn.tasks.build import build_set
 from dlrnn.tasks.listops import ListOps, evaluate, to_text
 
 LIMITS = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
@@ -31,7 +32,7 @@ def content(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return shards.build(WITH_DUPLICATES, tmp_path_factory.mktemp("sets") / "whole")
+    return build_set(WITH_DUPLICATES, tmp_path_factory.mktemp("sets") / "whole")
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_templates_are_unique_and_only_later_samples_change(whole):
 
 def test_two_workers_write_the_same(whole, tmp_path):
     seen = []
-    two = shards.build(
+    two = build_set(
         WITH_DUPLICATES, tmp_path / "two", workers=2, progress=lambda *now: seen.append(now)
     )
     assert content(two) == content(whole)
@@ -86,14 +87,14 @@ def test_two_workers_write_the_same(whole, tmp_path):
 
 def test_building_again_changes_nothing(copy):
     before = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
-    shards.build(WITH_DUPLICATES, copy)
+    build_set(WITH_DUPLICATES, copy)
     assert {path: path.stat().st_mtime_ns for path in copy.iterdir()} == before
 
 
 def test_building_again_mends(copy, whole):
     (copy / "train-00001.parquet").write_bytes(b"not this")
     (copy / "test-00000.parquet").unlink()
-    shards.build(WITH_DUPLICATES, copy)
+    build_set(WITH_DUPLICATES, copy)
     assert content(copy) == content(whole)
 
 
@@ -102,6 +103,7 @@ def test_building_again_mends(copy, whole):
 EVERY_MOMENT = f"""
 import os, pathlib, shutil, signal, sys
 from dlrnn.tasks import shards
+from dlrnn.tasks.build import build_set
 from dlrnn.tasks.listops import ListOps
 
 spec, base = {SPEC}, pathlib.Path(sys.argv[1])
@@ -133,9 +135,9 @@ def killed_at(moment, out):
     os.replace = dying(os.replace, lambda *a: None)
     pathlib.Path.unlink = dying(pathlib.Path.unlink, lambda *a: None)
     pathlib.Path.mkdir = dying(pathlib.Path.mkdir, lambda *a: None)
-    shards.build(spec, out)
+    build_set(spec, out)
 
-reference, moment = content(shards.build(spec, base / "reference")), 0
+reference, moment = content(build_set(spec, base / "reference")), 0
 while True:
     out = base / "out"
     shutil.rmtree(out, ignore_errors=True)
@@ -146,7 +148,7 @@ while True:
         in_child(lambda: killed_at(moment // 2, out))
     if moment % 5 == 0 and out.exists() and not (out / "manifest.json").exists():
         assert shards.verify(out), moment
-    assert in_child(lambda: shards.build(spec, out)) == 0, moment
+    assert in_child(lambda: build_set(spec, out)) == 0, moment
     assert content(out) == reference, moment
     moment += 1
 print(moment)
@@ -161,10 +163,11 @@ def test_killed_before_every_change_of_the_disk(tmp_path):
 BUILD = """
 import sys
 from dlrnn.tasks import shards
+from dlrnn.tasks.build import build_set
 from dlrnn.tasks.listops import lra
 if __name__ == "__main__":
     spec = lra(counts={"train": 6000, "test": 100}, shard_rows=400)
-    shards.build(spec, sys.argv[1], workers=2)
+    build_set(spec, sys.argv[1], workers=2)
 """
 
 
@@ -183,9 +186,9 @@ def test_killed_with_its_workers_at_work(tmp_path):
         assert not (out / "manifest.json").exists()
         assert shards.verify(out) == [f"{out} was not built to its end; run its build again"]
     spec = listops.lra(counts={"train": 6000, "test": 100}, shard_rows=400)
-    shards.build(spec, out, workers=1)
+    build_set(spec, out, workers=1)
     time.sleep(0.5)
-    assert content(out) == content(shards.build(spec, tmp_path / "whole"))
+    assert content(out) == content(build_set(spec, tmp_path / "whole"))
 
 
 # ---------------------------------------------------------------------------------- checking
@@ -224,7 +227,7 @@ def test_wrong_counts_are_found(copy):
     manifest = shards.load_manifest(copy)
     manifest["counts"]["test"] = 6
     manifest["shards"][5]["rows"] = 4
-    manifest["sha256"] = shards._own_hash(manifest)
+    manifest["sha256"] = shards.own_hash(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     assert shards.verify(copy) == [
         "test-00000.parquet holds 5 samples, not 4",
@@ -243,7 +246,7 @@ def refused(spec, out, sentence, **options):
     out = Path(out)
     before = content(out) if out.is_dir() else out.exists()
     with pytest.raises(ValueError, match=sentence) as caught:
-        shards.build(spec, out, **options)
+        build_set(spec, out, **options)
     assert "\n" not in str(caught.value)
     assert (content(out) if out.is_dir() else out.exists()) == before
 
@@ -279,12 +282,12 @@ def test_a_begun_set_goes_on_with_the_versions_it_was_begun_with(copy, monkeypat
 def test_too_few_templates(tmp_path):
     few = ListOps(max_depth=2, max_args=2, min_length=1, max_length=9, counts={"train": 5})
     with pytest.raises(ValueError, match="train sample 4 found no template of its own in 1000"):
-        shards.build(few, tmp_path / "few")
+        build_set(few, tmp_path / "few")
     assert shards.verify(tmp_path / "few")  # it does not look whole
 
 
 def test_one_build_a_folder(copy):
-    with shards._locked(copy):
+    with build._locked(copy):
         refused(WITH_DUPLICATES, copy, "another process is building .*; wait for it to end")
 
 
@@ -336,7 +339,7 @@ def test_what_the_command_does(tmp_path):
     assert shards.load_manifest(out)["counts"] == {"train": 58, "validation": 1, "test": 1}
     begun = tmp_path / "sets" / "b"
     begun.mkdir()
-    (begun / "progress.jsonl").write_text(json.dumps(shards._header(WITH_DUPLICATES)) + "\n")
+    (begun / "progress.jsonl").write_text(json.dumps(build._header(WITH_DUPLICATES)) + "\n")
     (begun / "other.json").write_text("[]")
     rows = data_cli.found(tmp_path / "sets")
     assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [

@@ -14,6 +14,7 @@ from rich.progress import (
 )
 
 from dlrnn.tasks import listops, shards
+from dlrnn.tasks.build import build_set
 
 SETS = {"listops-subtrees": listops.subtrees, "listops": listops.lra}
 """Sets that can be built, by the name of their task."""
@@ -49,7 +50,7 @@ def build(
             bar.update(task, completed=done, total=total, rate=rate)
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return shards.build(spec, folder, workers=workers or cores or 1, progress=progress)
+        return build_set(spec, folder, workers=workers or cores or 1, progress=progress)
 
 
 def verify(folder: str | os.PathLike[str]) -> list[str]:
