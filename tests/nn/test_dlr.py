@@ -75,9 +75,9 @@ def test_fp32_at_a_long_length():
 
 def test_state_dict_keys():
     keys = ["log_lambda_re", "log_lambda_im", "W", "D", "out.weight", "out.bias"]
-    assert list(DLR(4, 6).state_dict()) == keys
-    assert list(DLR(4, 6, real=True).state_dict()) == [keys[0], *keys[2:]]
-    assert list(DLR(4, 6, project=False).state_dict()) == keys[:4]
+    assert set(DLR(4, 6).state_dict()) == set(keys)
+    assert set(DLR(4, 6, real=True).state_dict()) == {keys[0], *keys[2:]}
+    assert set(DLR(4, 6, project=False).state_dict()) == set(keys[:4])
     assert DLR(4, 6, bidirectional=True).W.shape == (8, 6, 2)
     assert not any(p.is_complex() for p in DLR(4, 6).parameters())
 
@@ -185,4 +185,4 @@ def test_float64_phases_are_float64():
 
 def test_print_shows_what_it_is():
     shown = repr(DLR(4, 6, glu=True, kernel_length=9, cast="prod"))
-    assert "d_model=4, d_state=6, cast='prod', glu, kernel_length=9" in shown
+    assert "d_model=4, glu, kernel_length=9, d_state=6, cast='prod'" in shown
