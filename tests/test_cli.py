@@ -33,6 +33,8 @@ def test_doctor_proves_every_op(capsys):
     assert [row["op"] for row in report["ops"]] == [
         "vandermonde",
         "vandermonde_adjoint",
+        "channel_vandermonde",
+        "channel_adjoint",
         "convolution",
         "step",
     ]
@@ -302,12 +304,13 @@ def test_python_dash_m():
 def test_tasks(capsys, tmp_path):
     assert main(["tasks", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 11
+    assert len(rows) == 16
     assert rows[0] | {"probes": ""} == {
-        **{"name": "shift", "reads": 4096, "predicts": "4096 x 8", "metric": "R2", "probes": ""}
+        **{"name": "shift", "kind": "regression", "length": 4096, "answers": "4096 x 8"},
+        **{"metric": "R2", "probes": ""},
     }
     assert main(["tasks"]) == 0
-    assert "context-shift" in capsys.readouterr().out
+    assert "pathfinder-segmentation" in capsys.readouterr().out
     out = tmp_path / "sort.png"
     assert main(["tasks", "preview", "sort", "--length", "50", "--out", str(out)]) == 0
     assert out.stat().st_size > 5000

@@ -15,14 +15,21 @@ ALLOWED = {
     "ops": set(),
     "nn": {"ops"},
     "analysis": {"ops", "nn"},
+    "models": {"ops", "nn"},
     "tasks": set(),
-    "bench": {"ops", "nn", "tasks"},
+    "train": {"ops", "nn", "models", "tasks"},
+    "recipes": {"ops", "nn", "models", "tasks", "train"},
+    "bench": {"ops", "nn", "models", "tasks", "train", "recipes"},
     "doctor": {"ops", "nn"},
     "check": {"ops", "nn"},
-    "cli": {"ops", "nn", "analysis", "tasks", "bench", "doctor", "check"},
+    "examine": {"analysis", "models", "tasks", "train"},
+    "cli": {
+        *("ops", "nn", "analysis", "models", "tasks", "train", "recipes"),
+        *("bench", "doctor", "check", "examine"),
+    },
     "__main__": {"cli"},
     "_version": set(),
-    "__init__": {"ops", "nn", "analysis", "tasks"},
+    "__init__": {"ops", "nn", "analysis", "models", "tasks", "train", "recipes"},
 }
 
 

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Any
 from dlrnn._version import __version__
 
 if TYPE_CHECKING:
-    from dlrnn import analysis, nn, ops, tasks
+    from dlrnn import analysis, models, nn, ops, recipes, tasks, train
     from dlrnn.nn import DLR, param_groups
 
-__all__ = ["DLR", "__version__", "analysis", "nn", "ops", "param_groups", "tasks"]
+__all__ = [
+    "DLR",
+    "__version__",
+    "analysis",
+    "models",
+    "nn",
+    "ops",
+    "param_groups",
+    "recipes",
+    "tasks",
+    "train",
+]
 
 _HOME = {"DLR": "dlrnn.nn", "param_groups": "dlrnn.nn"}
 

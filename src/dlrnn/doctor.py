@@ -89,6 +89,27 @@ def _adjoint(device: torch.device) -> _Case:
     )
 
 
+def _channel_modes(device: torch.device) -> tuple[Tensor, Tensor]:
+    W, log_lambda = _modes(device)
+    return W, torch.stack([log_lambda / (1 + row) for row in range(ROWS)])
+
+
+def _channel_vandermonde(device: torch.device) -> _Case:
+    W, log_lambda = _channel_modes(device)
+    return (
+        lambda: ops.channel_vandermonde(W, log_lambda, LENGTH),
+        lambda: reference.channel_vandermonde(W.cpu(), log_lambda.cpu(), LENGTH),
+    )
+
+
+def _channel_adjoint(device: torch.device) -> _Case:
+    v, (_, log_lambda) = _signal(device, ROWS, LENGTH), _channel_modes(device)
+    return (
+        lambda: ops.channel_adjoint(v, log_lambda),
+        lambda: reference.channel_adjoint(v.cpu(), log_lambda.cpu()),
+    )
+
+
 def _convolution(device: torch.device) -> _Case:
     u, kernel = _signal(device, 2, LENGTH, ROWS), _signal(device, ROWS, LENGTH)
     return (
@@ -109,6 +130,8 @@ def _step(device: torch.device) -> _Case:
 _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "vandermonde": _vandermonde,
     "vandermonde_adjoint": _adjoint,
+    "channel_vandermonde": _channel_vandermonde,
+    "channel_adjoint": _channel_adjoint,
     "convolution": _convolution,
     "step": _step,
 }

@@ -11,7 +11,9 @@ from torch import nn
 from dlrnn import tasks
 from dlrnn.bench.measure import captured, median_ms, seconds
 from dlrnn.nn import DLR
-from dlrnn.tasks import listops
+from dlrnn.tasks import listops, pathfinder
+from dlrnn.tasks.atomic import ATOMIC
+from dlrnn.train.step import batch_maker
 
 
 def bench_data(
@@ -20,27 +22,27 @@ def bench_data(
     """Median ms of a batch and of forward + backward of one DLR layer between two linear maps.
 
     Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step. On a GPU
-    both are replays of CUDA graphs.
+    both are replays of CUDA graphs, the sampler compiled as the training loop does it.
     """
     where = torch.device(device)
     rows = []
-    for name in tasks.TASKS:
-        task, size = tasks.get(name, length=length), 4 if name == "mips" else 16
+    for kind in ATOMIC:
+        task, size = kind(length=length), 4 if kind.name == "mips" else 16
         model = nn.Sequential(
             nn.Linear(task.d_input, d_model),
             DLR(d_model, d_state),
             nn.Linear(d_model, task.d_output),
         ).to(where)
-        batch = task.sample(size, device=where)
+        batch, index = task.sample(size, device=where), torch.zeros((), dtype=torch.int64).to(where)
         functions: dict[str, Callable[[], object]] = {
-            "sample": partial(task.sample, size, device=where),
+            "sample": partial(batch_maker(task, size, where), index),
             "step": partial(_step, model, task, batch),
         }
         if where.type == "cuda":
             functions = {name: captured(function) for name, function in functions.items()}
         times = seconds(functions, where, repeats)
         sample, step = median_ms(times["sample"]), median_ms(times["step"])
-        row = {"task": name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
+        row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
         rows.append({**row, "fraction": round(sample / step, 4)})
     return {
         "case": {"H": d_model, "N": d_state, "L": length},
@@ -48,18 +50,29 @@ def bench_data(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tasks": rows,
-        "generators": [_generator(listops.subtrees()), _generator(listops.lra())],
+        "generators": [
+            _generator(listops.subtrees(), "listops-subtrees", 500),
+            _generator(listops.lra(), "listops", 5000),
+            *(
+                _generator(pathfinder.segmentation(size), f"pathfinder-segmentation {size}", 64)
+                for size in (128, 256, 512)
+            ),
+            _generator(pathfinder.lra(), "pathfinder", 1000),
+            _generator(pathfinder.path_x(), "path-x", 64),
+        ],
     }
 
 
-def _generator(spec: listops.ListOps, samples: int = 500) -> dict[str, Any]:
+def _generator(
+    spec: listops.ListOps | pathfinder.Pathfinder, name: str, samples: int
+) -> dict[str, Any]:
     """Samples a second on one core, after compilation."""
     spec.draw("train", 0)
     start = time.perf_counter()
     for index in range(samples):
         spec.draw("train", index)
     rate = samples / (time.perf_counter() - start)
-    return {"set": spec.name, "samples_a_second": round(rate, 1)}
+    return {"set": name, "samples_a_second": round(rate, 1)}
 
 
 def _step(model: nn.Module, task: tasks.RegressionTask, batch: tasks.Batch) -> None:

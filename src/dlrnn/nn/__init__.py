@@ -1,9 +1,33 @@
 """Layers: one mixer a file, all with the same contract (docs/architecture.md)."""
 
+from dlrnn.nn.attention import Attention, KeyValueState
+from dlrnn.nn.attention_ff import AttentionFF
 from dlrnn.nn.dlr import DLR
+from dlrnn.nn.dss import DSS
 from dlrnn.nn.files import load_layers, save_model
+from dlrnn.nn.held import held_kernels
 from dlrnn.nn.kernel_mixer import KernelMixer
+from dlrnn.nn.local_attention import LocalAttention
 from dlrnn.nn.optim import param_groups
+from dlrnn.nn.s4 import S4
+from dlrnn.nn.s4d import S4D
+from dlrnn.nn.sgconv import SGConv
 from dlrnn.nn.streaming import RecurrentState
 
-__all__ = ["DLR", "KernelMixer", "RecurrentState", "load_layers", "param_groups", "save_model"]
+__all__ = [
+    "DLR",
+    "DSS",
+    "S4",
+    "S4D",
+    "Attention",
+    "AttentionFF",
+    "KernelMixer",
+    "KeyValueState",
+    "LocalAttention",
+    "RecurrentState",
+    "SGConv",
+    "held_kernels",
+    "load_layers",
+    "param_groups",
+    "save_model",
+]

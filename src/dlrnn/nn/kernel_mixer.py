@@ -82,6 +82,7 @@ class KernelMixer(nn.Module):
         )
         self.d_model, self.bidirectional, self.kernel_length = d_model, bidirectional, kernel_length
         self.glu, self.activation, self.project, self.dropout_p = glu, activation, project, dropout
+        self.held: dict[int, tuple[Tensor, Tensor]] | None = None  # see `held_kernels`
         self.D = nn.Parameter(torch.empty(d_model))
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()  # p = 0 would still copy
         self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
@@ -118,7 +119,13 @@ class KernelMixer(nn.Module):
         for name in self.kernel_parameters:
             if (parameter := getattr(self, name)) is not None:
                 require_finite(name, parameter)
-        return self._kernel(min(length, self.kernel_length or length))
+        length = min(length, self.kernel_length or length)
+        if self.held is None:
+            return self._kernel(length)
+        if length not in self.held:
+            kernel = self._kernel(length)
+            self.held[length] = kernel, kernel.detach().requires_grad_(kernel.requires_grad)
+        return self.held[length][1]
 
     def _kernel(self, length: int) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _kernel")

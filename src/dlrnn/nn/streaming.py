@@ -18,10 +18,13 @@ SHORT = 16  # a chunk so many times shorter than what must be read again with it
 
 
 class Modes(NamedTuple):
-    """A DLR: `y = conv(K, u) + D u` with `K_k = Re(sum_n W_n lambda_n^k)`, pairs."""
+    """A DLR: `y = conv(K, u) + D u` with `K_k = Re(sum_n W_n lambda_n^k)`, pairs.
+
+    lambda is shared by the channels, [N, 2], or each channel's own, [H, N, 2].
+    """
 
     W: Float[Tensor, "H N 2"]
-    log_lambda: Float[Tensor, "N 2"]
+    log_lambda: Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
     D: Float[Tensor, " H"]
 
 

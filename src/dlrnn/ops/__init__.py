@@ -4,12 +4,14 @@ No modules, no configuration, no randomness. `reference` holds the slow definiti
 """
 
 from dlrnn.ops.backends import backend_for, use_backend
+from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.convolution import convolution, fast_length
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.products import prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
+from dlrnn.ops.zero_order_hold import zero_order_hold
 
 __all__ = [
     "KernelOf",
@@ -17,6 +19,8 @@ __all__ = [
     "advance",
     "align_right",
     "backend_for",
+    "channel_adjoint",
+    "channel_vandermonde",
     "complex_vandermonde",
     "conjugate",
     "convolution",
@@ -31,4 +35,5 @@ __all__ = [
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",
+    "zero_order_hold",
 ]

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 BACKENDS: dict[str, tuple[str, ...]] = {
     "vandermonde": ("torch",),
     "vandermonde_adjoint": ("torch",),
+    "channel_vandermonde": ("torch",),
+    "channel_adjoint": ("torch",),
     "convolution": ("torch",),
     "step": ("torch",),
 }

@@ -1,6 +1,7 @@
 """The recurrence `x_k = lambda x_{k-1} + u_k`, `y_k = Re <W, x_k>`: one step, or a chunk at once.
 
-A state is [B, H, N, 2], real pairs. Letters: u [B, L, H] or, for a step, [B, H].
+A state is [B, H, N, 2], real pairs. Letters: u [B, L, H] or, for a step, [B, H]. `log_lambda` is
+[N, 2], shared by the channels, or [H, N, 2], each channel its own.
 """
 
 import torch
@@ -8,14 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for
+from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.pairs import pair_product, powers
 from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
+
+LogLambda = Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
 
 
 def step(
     u: Float[Tensor, "B H"],
     W: Float[Tensor, "H N 2"],
-    log_lambda: Float[Tensor, "N 2"],
+    log_lambda: LogLambda,
     state: Float[Tensor, "B H N 2"],
     *,
     leaving: Float[Tensor, "B H"] | None = None,
@@ -30,7 +34,7 @@ def step(
     the phase a little further with every step.
     """
     backend_for("step")
-    lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N]
+    lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N] or [H, N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
     re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)
     im = (lam_re * x_im).addcmul_(lam_im, x_re)
@@ -44,7 +48,7 @@ def step(
 
 def advance(
     u: Float[Tensor, "B L H"],
-    log_lambda: Float[Tensor, "N 2"],
+    log_lambda: LogLambda,
     state: Float[Tensor, "B H N 2"] | None = None,
     lengths: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B H N 2"]:
@@ -52,24 +56,26 @@ def advance(
 
     With `lengths`, u is aligned to the right (see `align_right`), and L is each sequence's own.
     """
-    moments = vandermonde_adjoint(u.flip(1).transpose(1, 2), log_lambda)
+    adjoint = vandermonde_adjoint if log_lambda.dim() == 2 else channel_adjoint
+    moments = adjoint(u.flip(1).transpose(1, 2), log_lambda)
     if state is None:
         return moments
     count = u.shape[1] if lengths is None else lengths[:, None, None]
-    decay = powers(log_lambda, count)  # [N, 2] or [B, 1, N, 2]
+    decay = powers(log_lambda, count)  # log_lambda's shape, or [B, 1 or H, N, 2]
     return (moments + pair_product(decay, state.double())).to(state.dtype)
 
 
 def response(
     W: Float[Tensor, "H N 2"],
-    log_lambda: Float[Tensor, "N 2"],
+    log_lambda: LogLambda,
     state: Float[Tensor, "B H N 2"],
     length: int,
 ) -> Float[Tensor, "B {length} H"]:
     """What a state adds to the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
     lam = powers(log_lambda, 1).to(state.dtype)
     weight = pair_product(W, pair_product(lam, state))
-    return vandermonde(weight, log_lambda, length).transpose(1, 2)
+    product = vandermonde if log_lambda.dim() == 2 else channel_vandermonde
+    return product(weight, log_lambda, length).transpose(1, 2)
 
 
 def align_right(u: Float[Tensor, "B L H"], lengths: Int[Tensor, " B"]) -> Float[Tensor, "B L H"]:

@@ -2,7 +2,8 @@
 
 Every function takes the same arguments as the fast one of the same name and is differentiable by
 plain autograd, so that a test can compare values and gradients. Letters as in the paper:
-`log_lambda` [N, 2] and `W` [H, N, 2] are pairs (re, im); K is the kernel, u the input, x the state.
+`log_lambda` [N, 2] ([H, N, 2] where each channel has its own) and `W` [H, N, 2] are pairs (re, im);
+K is the kernel, u the input, x the state.
 """
 
 import torch
@@ -29,6 +30,18 @@ def vandermonde_adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     return torch.view_as_real(moments)
 
 
+def channel_vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+    """The same with a lambda for each channel; W [..., H, N, 2], log_lambda [H, N, 2]."""
+    rows = [vandermonde(W[..., h, :, :], own, length) for h, own in enumerate(log_lambda)]
+    return torch.stack(rows, dim=-2)
+
+
+def channel_adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
+    """`M_hn = sum_k v_hk lambda_hn^k`; v [..., H, L] -> M [..., H, N, 2]."""
+    rows = [vandermonde_adjoint(v[..., h, :], own) for h, own in enumerate(log_lambda)]
+    return torch.stack(rows, dim=-3)
+
+
 def convolution(u: Tensor, right: Tensor, left: Tensor | None = None) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`; u, y [B, L, H]."""
     u, right = u.double(), right.double()
@@ -53,7 +66,7 @@ def recurrence(
     W, log_lambda, u = _complex(W), _complex(log_lambda), u.double()
     lam = torch.exp(log_lambda)
     batch, length, channels = u.shape
-    x = torch.zeros(batch, channels, lam.shape[0], dtype=torch.complex128)
+    x = torch.zeros(batch, channels, lam.shape[-1], dtype=torch.complex128)
     if state is not None:
         x = _complex(state)
     y = []

@@ -10,15 +10,23 @@ from dataclasses import fields
 from typing import Any
 
 from dlrnn.tasks.atomic import ATOMIC
-from dlrnn.tasks.task import Batch, RegressionTask
+from dlrnn.tasks.listops_task import ListOps, ListOpsSubTrees
+from dlrnn.tasks.pathfinder_task import Pathfinder, PathfinderSegmentation, PathX
+from dlrnn.tasks.regression import RegressionTask
+from dlrnn.tasks.sets import SetTask
+from dlrnn.tasks.task import IGNORED, Batch, Task
 
-__all__ = ["TASKS", "Batch", "RegressionTask", "get"]
+__all__ = ["IGNORED", "TASKS", "Batch", "RegressionTask", "SetTask", "Task", "get"]
 
-TASKS: dict[str, type[RegressionTask]] = {task.name: task for task in ATOMIC}
+_ALL: tuple[type[Task], ...] = (
+    *ATOMIC,
+    *(ListOpsSubTrees, ListOps, PathfinderSegmentation, Pathfinder, PathX),
+)
+TASKS = {task.name: task for task in _ALL}
 """Every task by its name."""
 
 
-def get(name: str, **settings: Any) -> RegressionTask:
+def get(name: str, **settings: Any) -> Task:
     """The task of that name, with the paper's settings or yours: `get("shift", length=512)`."""
     if name not in TASKS:
         raise ValueError(f"there is no task {name!r}{_nearest(name, list(TASKS))}")

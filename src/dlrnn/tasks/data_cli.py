@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,45 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dlrnn.tasks import listops, shards
+from dlrnn.tasks import listops, pathfinder, shards
 from dlrnn.tasks.build import build_set
 
-SETS = {"listops-subtrees": listops.subtrees, "listops": listops.lra}
+SETS: dict[str, Callable[..., shards.Spec]] = {
+    "listops-subtrees": listops.subtrees,
+    "listops": listops.lra,
+    "pathfinder-segmentation": pathfinder.segmentation,
+    "pathfinder": pathfinder.lra,
+    "path-x": pathfinder.path_x,
+}
 """Sets that can be built, by the name of their task."""
 
 
 def build(
     name: str,
     *,
+    resolution: int | None = None,
     samples: int | None = None,
     seed: int = 0,
     workers: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Build a set with a progress bar; by default all of it, on all cores, in `data/NAME`."""
+    """Build a set with a progress bar; by default all of it, on all cores, in `data/NAME`.
+
+    `resolution` belongs to pathfinder-segmentation, whose folder is then `data/NAME-RESOLUTION`.
+    """
     if name not in SETS:
         raise ValueError(f"there is no set {name!r} to build; there are: {', '.join(SETS)}")
-    counts = {} if samples is None else {"counts": shards.split_counts(samples)}
-    spec = SETS[name](seed=seed, **counts)
-    folder = Path("data") / name if out is None else Path(out)
+    settings: dict[str, Any] = {"seed": seed}
+    if samples is not None:
+        settings["counts"] = shards.split_counts(samples)
+    segmentation = name == "pathfinder-segmentation"
+    if segmentation:
+        settings["resolution"] = resolution or 128
+    elif resolution is not None:
+        raise ValueError(f"{name} has one resolution; only pathfinder-segmentation has others")
+    spec = SETS[name](**settings)
+    default = f"{name}-{settings['resolution']}" if segmentation else name
+    folder = Path("data") / default if out is None else Path(out)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -46,7 +65,7 @@ def build(
 
         def progress(done: int, total: int) -> None:
             speed = bar.tasks[0].speed
-            rate = f"{speed:.0f} samples/s" if speed else ""
+            rate = f"{speed:.3g} samples/s" if speed else ""
             bar.update(task, completed=done, total=total, rate=rate)
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -47,6 +47,11 @@ class Expression(NamedTuple):
         labels[self.positions] = self.values
         return labels
 
+    @property
+    def value(self) -> int:
+        """Of the whole expression."""
+        return int(self.values[-1]) if len(self.values) else int(self.tokens[0]) - DIGIT
+
 
 SCHEMA = pa.schema(
     [
@@ -144,7 +149,7 @@ class ListOps:
             _lists([tree.heights for tree in trees], pa.uint8()),
             _lists([tree.operators for tree in trees], pa.uint8()),
             _lists([tree.positions for tree in trees], pa.uint16()),
-            pa.array([_root(tree) for tree in trees], pa.uint8()),
+            pa.array([tree.value for tree in trees], pa.uint8()),
             pa.array([tree.template for tree in trees], pa.binary(16)),
             pa.array([tree.attempt for tree in trees], pa.uint32()),
         ]
@@ -167,7 +172,3 @@ def _lists(rows: list[np.ndarray], kind: pa.DataType) -> pa.Array:
     values = pa.array(np.concatenate(rows), kind)
     of = pa.list_(pa.field("element", kind, False))
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=of)
-
-
-def _root(tree: Expression) -> int:
-    return int(tree.values[-1]) if len(tree.values) else int(tree.tokens[0]) - DIGIT

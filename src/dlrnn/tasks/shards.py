@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from dlrnn.tasks.random import SPLITS
 
 FORMAT = 1
+KEPT = 128  # decoded row groups that a reader keeps
 MANIFEST, PROGRESS, PART = "manifest.json", "progress.jsonl", ".part"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet")
 
@@ -160,8 +162,8 @@ def read(
 class Split:
     """`split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list a column.
 
-    Shards are mapped into memory; what is read at once is a row group, and the last one of each
-    shard is kept. A column of bytes gives an array of uint8, a list an array of its type.
+    Shards are mapped into memory; what is read at once is a row group, and the last KEPT of them
+    stay decoded. A column of bytes gives an array of uint8, a list an array of its type.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class Split:
         self._length: int = self.manifest["counts"][split]
         self._size: int = self.manifest["shard_rows"]
         self._files: dict[int, pq.ParquetFile] = {}
-        self._kept: dict[int, tuple[int, pa.Table]] = {}
+        self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self.columns = list(columns) if columns is not None else None
         if self.columns is not None and self._paths:
             known = self._file(0).schema_arrow.names
@@ -189,7 +191,11 @@ class Split:
                     raise ValueError(f"{folder} has no column {name!r}; it has {listed(known)}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}, "_kept": {}}  # a loader's worker opens its own
+        return {
+            **self.__dict__,
+            "_files": {},
+            "_kept": OrderedDict(),
+        }  # a loader's worker opens its own
 
     def __len__(self) -> int:
         return self._length
@@ -208,7 +214,7 @@ class Split:
             if not 0 <= index < len(self):
                 raise IndexError(f"there is no sample {asked}; there are {len(self)}")
             shard, row = divmod(index, self._size)
-            group, row = divmod(row, self._file(shard).metadata.row_group(0).num_rows)
+            group, row = divmod(row, self.group_rows)
             places.setdefault((shard, group), []).append((place, row))
         found: dict[str, list[Any]] = {}
         for (shard, group), rows in places.items():
@@ -225,11 +231,21 @@ class Split:
             self._files[shard] = pq.ParquetFile(self._paths[shard], memory_map=True)
         return self._files[shard]
 
+    @property
+    def group_rows(self) -> int:
+        """Samples a row group (the last one of a shard may have fewer)."""
+        rows: int = self._file(0).metadata.row_group(0).num_rows
+        return rows
+
     def _group(self, shard: int, group: int) -> pa.Table:
-        if self._kept.get(shard, (-1, None))[0] != group:
-            table = self._file(shard).read_row_group(group, columns=self.columns, use_threads=False)
-            self._kept[shard] = group, table
-        return self._kept[shard][1]
+        place = shard, group
+        if place not in self._kept:
+            file = self._file(shard)
+            self._kept[place] = file.read_row_group(group, columns=self.columns, use_threads=False)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(place)
+        return self._kept[place]
 
 
 def _plain(value: pa.Scalar) -> Any:

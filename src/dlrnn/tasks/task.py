@@ -1,157 +1,133 @@
 """What a task is: it makes batches, says what a model must take and give, and judges it."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
-from dlrnn.tasks.random import SPLITS, Random
+from dlrnn.tasks.random import SPLITS
+
+IGNORED = -1
+"""The target of a position that does not count."""
 
 
 class Batch(NamedTuple):
-    """A model maps inputs to [B, input_length, d_output]; its last positions are the prediction."""
+    """A model maps inputs to an output that `loss` and `metrics` judge by the targets.
 
-    inputs: Float[Tensor, "B T d_input"]
-    targets: Float[Tensor, "B T_out d_output"]
+    inputs are real, [B, T, d_input], or tokens, [B, T] int64; targets real, [B, T_out, d_output],
+    or classes, [B, T] (IGNORED where nothing is asked) or [B]. `lengths` [B] where sequences are
+    padded and a model must not look at the padding.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    lengths: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch there; copies from pinned memory do not wait."""
+        inputs, targets, lengths = (
+            None if part is None else part.to(device, non_blocking=True) for part in self
+        )
+        assert inputs is not None
+        assert targets is not None
+        return Batch(inputs, targets, lengths)
 
 
 @dataclass(frozen=True)
-class RegressionTask(ABC):
-    """A task with real inputs and targets, judged by R2.
+class Task(ABC):
+    """One question to a sequence model. Settings are fields; `seed` decides all that is random."""
 
-    A model of any kind fits that maps [B, input_length, d_input] to [B, input_length, d_output].
-    Settings are fields: `length` is the paper's L, `seed` decides everything that is random.
-    """
-
-    length: int = 4096
     seed: int = 0
 
     name: ClassVar[str]
+    kind: ClassVar[str]  # regression, tagging or classification
+    metric: ClassVar[str]  # the entry of `metrics` that counts; more is better
     probes: ClassVar[str]
-    shortest: ClassVar[int] = 1
-    metric: ClassVar[str] = "R2"
+    causal: ClassVar[bool]  # made for models that read from left to right
+    pooled: ClassVar[bool] = False  # one answer a sequence instead of one a position
 
     def __post_init__(self) -> None:
-        for setting in ("length", "seed"):
-            value = getattr(self, setting)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{self.name}: {setting} must be a whole number, not {value!r}")
-        if self.length < self.shortest:
-            least = f"the length must be at least {self.shortest}, not {self.length}"
-            raise ValueError(f"{self.name}: {least}")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.type in (int, "int") and (
+                not isinstance(value, int) or isinstance(value, bool)
+            ):
+                whole = f"{setting.name} must be a whole number, not {value!r}"
+                raise ValueError(f"{self.name}: {whole}")
 
     # ------------------------------------------------------------------------------ what it asks
 
     @property
-    def d_input(self) -> int:
-        """Features of a position: the task's own and two that say where it is."""
-        return self._features() + 2
+    def d_input(self) -> int | None:
+        """Features of a position, None if it is a token."""
+        return None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of tokens, None if a position has features."""
+        return None
 
     @property
     @abstractmethod
     def d_output(self) -> int:
-        """Numbers to predict at a position."""
+        """Numbers to predict, or classes, of a position (of a sequence, if pooled)."""
 
     @property
+    @abstractmethod
     def input_length(self) -> int:
         """T, the positions that a model reads."""
-        return self.length
 
     @property
+    @abstractmethod
     def output_length(self) -> int:
-        """The prediction is the model's output at so many last positions."""
-        return self.length
+        """The prediction is the model's output at so many last positions; 1 if pooled."""
 
     # ------------------------------------------------------------------------------ batches
 
+    @property
+    def on_device(self) -> bool:
+        """Are batches made on the device itself, from a step that may be a tensor there?"""
+        return False
+
+    def count(self, split: str) -> int | None:
+        """Samples of a split; None if every step has new ones."""
+        return None
+
+    @abstractmethod
     def sample(
         self,
         batch_size: int,
         *,
         split: str = "train",
-        step: int | Tensor = 0,
+        step: int = 0,
         device: torch.device | str = "cpu",
         first: int = 0,
+        of: int | None = None,
     ) -> Batch:
-        """The samples `first .. first + batch_size - 1` of a step: always the same ones."""
+        """The samples `first .. first + batch_size - 1` of a step's `of`: always the same ones.
+
+        `of` is the whole batch of which this may be a part; by default this is the whole.
+        """
+
+    def _check_request(self, batch_size: int, split: str) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if split not in SPLITS[:3]:
             raise ValueError(f"split must be train, validation or test, not {split!r}")
-        random = Random(self.seed, split, step, first=first, count=batch_size, device=device)
-        inputs, targets = self._draw(random)
-        where = positions(self.input_length, device).expand(batch_size, -1, -1)
-        return Batch(torch.cat((inputs, where), dim=-1).float(), targets.float())
-
-    @abstractmethod
-    def _features(self) -> int:
-        """Features of the input, without the position."""
-
-    @abstractmethod
-    def _draw(self, random: Random) -> tuple[Tensor, Tensor]:
-        """Inputs [B, T, features] and targets [B, T_out, d_output], float64."""
-
-    def _constants(self, device: torch.device) -> Random:
-        """What is drawn once, from the seed alone."""
-        return Random(self.seed, "constants", 0, first=0, count=1, device=device)
 
     # ------------------------------------------------------------------------------ judging
 
-    def prediction(self, output: Tensor) -> Tensor:
-        """The positions of a model's output [B, T, d_output] that count."""
-        return output[:, -self.output_length :]
-
+    @abstractmethod
     def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """The mean squared error of the prediction."""
-        return F.mse_loss(self.prediction(output), batch.targets)
+        """What training makes small."""
 
+    @abstractmethod
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """R2 of one batch; average over batches."""
-        return {"R2": r2(self.prediction(output), batch.targets)}
+        """Of one batch; average over batches."""
 
-    # ------------------------------------------------------------------------------ a picture
-
+    @abstractmethod
     def preview(self, *, split: str = "train", step: int = 0) -> Figure:
-        """One sample: what goes in above, what should come out below."""
-        inputs, targets = (t[0] for t in self.sample(1, split=split, step=step))
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        _trace(above, inputs[:, :-2], 0)
-        _trace(below, targets, self.input_length - self.output_length)
-        above.set_title(f"{self.name}: input (the two features of the position are not shown)")
-        below.set_title(f"target: the last {self.output_length} positions")
-        below.set(xlabel="position", xlim=(-0.5, self.input_length - 0.5))
-        return figure
-
-
-def _trace(axes: Axes, values: Tensor, start: int) -> None:
-    """Up to two numbers a position as lines, more as an image."""
-    stop = start + len(values)
-    axes.spines[["top", "right"]].set_visible(False)
-    if values.shape[1] > 2:
-        extent = (start - 0.5, stop - 0.5, values.shape[1] - 0.5, -0.5)
-        look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
-        axes.imshow(values.T.numpy(), extent=extent, vmin=-1, vmax=1, **look)
-        axes.set_ylabel("feature")
-        return
-    look = {"linewidth": 0.9} if len(values) > 80 else {"marker": "o", "markersize": 3}
-    for values_of_one, colour in zip(values.T, ("#0072b2", "#d55e00"), strict=False):
-        axes.plot(range(start, stop), values_of_one, color=colour, **look)
-
-
-def positions(length: int, device: torch.device | str) -> Tensor:
-    """`cos(2 pi i / T), sin(2 pi i / T)`, [T, 2], float64."""
-    angle = 2 * torch.pi * torch.arange(length, dtype=torch.float64, device=device) / length
-    return torch.stack((angle.cos(), angle.sin()), dim=-1)
-
-
-def r2(prediction: Tensor, targets: Tensor) -> Tensor:
-    """`1 - MSE / variance`, the variance over every element of the batch, at least 1e-5."""
-    variance = targets.var(correction=0).clamp(min=1e-5)
-    return 1 - F.mse_loss(prediction, targets) / variance
+        """One sample as a picture."""

@@ -1,0 +1,38 @@
+"""The command `dlrnn`: parsing and printing only. torch is imported when a command runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dlrnn._version import __version__
+from dlrnn.cli import bench, layer, tasks, training
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; bad input ends in one sentence and exit status 2."""
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(given, "takes_overrides", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    given.overrides = rest
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
+    try:
+        status: int = given.run(given)
+    except KeyboardInterrupt:
+        print(f"\ndlrnn {given.command}: stopped", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        print(f"dlrnn {given.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = "Diagonal linear RNNs: `from dlrnn import DLR`."
+    parser = argparse.ArgumentParser(prog="dlrnn", description=text, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"dlrnn {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for part in (layer, tasks, training, bench):
+        part.add(commands)
+    return parser

@@ -1,0 +1,91 @@
+"""`dlrnn bench`."""
+
+import argparse
+from typing import Any
+
+from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+
+
+def add(commands: Any) -> None:
+    """Its parsers."""
+    bench = commands.add_parser("bench", help="measure speed and memory", allow_abbrev=False)
+    cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
+    layer = command(cases, "layer", _bench_layer, "the layer against the paper's listing")
+    kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
+    step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
+    data = command(cases, "data", _bench_data, "making a batch of each task against a step")
+    sizes = ((layer, 64, 1024), (kernel, 4, 1024), (step, 64, 1024), (data, 128, 4096))
+    for case, channels, states in sizes:
+        device_option(case)
+        case.add_argument("--d-model", type=count, default=channels, metavar="H")
+        case.add_argument("--d-state", type=count, default=states, metavar="N")
+    for case, batch in ((layer, 4), (step, 1)):
+        case.add_argument("--batch", type=count, default=batch, metavar="B")
+    for case, length, repeats in ((layer, 4096, 20), (kernel, 2**20, 3), (data, 4096, 3)):
+        case.add_argument("--length", type=count, default=length, metavar="L")
+        case.add_argument("--repeats", type=count, default=repeats)
+    step.add_argument("--steps", type=count, default=10000)
+
+
+def _bench_layer(given: argparse.Namespace) -> int:
+    from dlrnn.bench.layer import bench_layer
+
+    sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
+    result = bench_layer(device=resolve(given.device), **sizes)
+    if given.json:
+        return print_json(result)
+    rows = [{"layer": name, **result[name]} for name in ("dlrnn", "listing")]
+    print_table(f"Forward + backward, {_case(result)}", rows)
+    print(
+        f"{result['faster']:g} times as fast as the paper's listing, with"
+        f" {result['memory_fraction']:.3g} of its extra memory"
+    )
+    return 0
+
+
+def _bench_kernel(given: argparse.Namespace) -> int:
+    from dlrnn.bench.kernel import bench_kernel
+
+    sizes = _sizes(given, "d_model", "d_state", "length", "repeats")
+    result = bench_kernel(device=resolve(given.device), **sizes)
+    if given.json:
+        return print_json(result)
+    errors = result["errors"] | {"exp(k log lambda) in fp32": result["naive"]}
+    rows = [{"fp32 against float64": name, "error": error} for name, error in errors.items()]
+    print_table(f"{_case(result)}, forward + backward {result['ms']:g} ms", rows)
+    return 0
+
+
+def _bench_data(given: argparse.Namespace) -> int:
+    from dlrnn.bench.data import bench_data
+
+    sizes = _sizes(given, "d_model", "d_state", "length", "repeats")
+    result = bench_data(device=resolve(given.device), **sizes)
+    if given.json:
+        return print_json(result)
+    print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
+    print_table("Sets on disk, made by one core", result["generators"])
+    return 0
+
+
+def _bench_step(given: argparse.Namespace) -> int:
+    from dlrnn.bench.step import bench_step
+
+    sizes = _sizes(given, "batch", "d_model", "d_state", "steps")
+    result = bench_step(device=resolve(given.device), **sizes)
+    if given.json:
+        return print_json(result)
+    print(
+        f"a step takes {result['first_us']:g} us at the start and {result['last_us']:g} us"
+        f" at the end of {given.steps} steps ({result['last_over_first']:g} times)"
+    )
+    return 0
+
+
+def _sizes(given: argparse.Namespace, *names: str) -> dict[str, int]:
+    return {name: getattr(given, name) for name in names}
+
+
+def _case(result: dict[str, Any]) -> str:
+    sizes = ", ".join(f"{letter} {size}" for letter, size in result["case"].items())
+    return f"{sizes}, {result['device']}"

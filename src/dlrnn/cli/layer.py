@@ -1,0 +1,55 @@
+"""`dlrnn doctor` and `dlrnn check`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+
+
+def add(commands: Any) -> None:
+    """Their parsers."""
+    doctor = command(commands, "doctor", _doctor, "what this machine has, proven by running it")
+    device_option(doctor)
+
+    check = command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
+    check.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        metavar="RUN_OR_FILE",
+        help="a .safetensors file or its folder; without it, new layers of every form",
+    )
+    check.add_argument("--length", type=count, nargs="+", default=[64, 1000, 4096], metavar="L")
+    check.add_argument("--cast", choices=("real", "prod"), help="if the file does not say")
+    check.add_argument("--kernel-length", type=count, help="if the file does not say")
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from dlrnn.doctor import environment, examine
+
+    device = resolve(given.device)
+    facts, rows = environment(), examine(device)
+    if given.json:
+        print_json({"environment": facts, "device": device, "ops": rows})
+    else:
+        for name, fact in facts.items():
+            print(f"{name:>17}  {fact}")
+        print_table(f"Ops on {device}, each against its float64 definition", rows)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _check(given: argparse.Namespace) -> int:
+    from dlrnn.check import check_file, check_forms
+
+    if given.path is None:
+        if given.cast or given.kernel_length:
+            raise ValueError("--cast and --kernel-length belong to a file: name one")
+        rows = check_forms(given.length)
+    else:
+        rows = check_file(given.path, given.length, given.cast, given.kernel_length)
+    if given.json:
+        print_json(rows)
+    else:
+        print_table("Relative difference to the whole sequence", rows)
+    return 0 if all(row["ok"] for row in rows) else 1

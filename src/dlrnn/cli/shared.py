@@ -1,0 +1,79 @@
+"""What every command shares: options, and how results are printed."""
+
+import argparse
+import json
+from typing import Any
+
+
+def command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    """A command that can print JSON."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def device_option(parser: argparse.ArgumentParser) -> None:
+    """`--device`."""
+    parser.add_argument(
+        "--device", default=None, help="cpu or cuda; default: cuda where there is one"
+    )
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def resolve(device: str | None) -> str:
+    """The device that was asked for, or the best there is."""
+    import torch
+
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}: say cpu or cuda") from error
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not supported: say cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("cuda was asked for, and torch finds no CUDA device here")
+    return device
+
+
+def print_json(value: Any) -> int:
+    """Print, and say that all went well."""
+    print(json.dumps(value, indent=1))
+    return 0
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of rows that have the same keys."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for place, (name, value) in enumerate(rows[0].items()):
+        whole = max(len(shown(row[name])) for row in rows) if place == 0 else None
+        justify: Any = "left" if isinstance(value, str) else "right"
+        table.add_column(name, justify=justify, min_width=whole)  # the name is never cut
+    for row in rows:
+        table.add_row(*(shown(value) for value in row.values()))
+    print(title)
+    Console().print(table)
+
+
+def shown(value: object) -> str:
+    """A cell."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "ok" if value else "FAILED"
+    if isinstance(value, float):
+        return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,173 @@
+"""`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+
+SCALES = ("full", "short", "tiny")
+
+
+def add(commands: Any) -> None:
+    """Their parsers."""
+    train = command(commands, "train", _train, "train a recipe, or go on with a run")
+    train.set_defaults(takes_overrides=True)
+    train.usage = "dlrnn train RECIPE [--out RUN] [--scale tiny] [--steps 100 ...] | --resume RUN"
+    train.epilog = (
+        "Any setting of the recipe can be changed: --steps 100 --lr 1e-4 --seed 1"
+        " --task.settings.length 512 --model.d_model 64 --model.mixer my_package.MyLayer"
+        " --model.mixer_options.d_state 64; `dlrnn recipes --show RECIPE` prints them all."
+    )
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="see `dlrnn recipes`")
+    train.add_argument("--out", type=Path, metavar="RUN", help="a new folder; default: runs/...")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="the folder of a stopped run")
+    _scale(train)
+    _devices(train)
+    train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
+
+    evaluate = command(commands, "eval", _eval, "test the best checkpoint of a run; draw it")
+    evaluate.add_argument("run_folder", type=Path, metavar="RUN")
+    evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    device_option(evaluate)
+
+    listed = command(
+        commands, "recipes", _recipes, "every number of the paper: paper, ours, status"
+    )
+    listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
+    _scale(listed)
+
+    again = command(commands, "reproduce", _reproduce, "train what a table lacks, and write it")
+    again.add_argument("table", metavar="TABLE", help="table1, table2, table3, table4 or table6")
+    again.add_argument("--only", metavar="TASK/MODEL", help="one of its cells, e.g. shift/dlr-1")
+    again.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
+    again.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _scale(again)
+    device_option(again)
+
+    sweep = command(commands, "sweep", _sweep, "many recipes and seeds, in several processes")
+    sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help="names or patterns: 'table1/*'")
+    sweep.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
+    sweep.add_argument("--jobs", type=count, default=1, help="processes at once")
+    sweep.add_argument("--slurm", metavar="PARTITION", help="submit to Slurm instead")
+    sweep.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _scale(sweep)
+    device_option(sweep)
+
+
+def _scale(parser: argparse.ArgumentParser) -> None:
+    text = "the paper's sizes, a tenth of the steps, or minutes on two CPU cores"
+    parser.add_argument("--scale", choices=SCALES, default="full", help=text)
+
+
+def _devices(parser: argparse.ArgumentParser) -> None:
+    device_option(parser)
+    parser.add_argument("--devices", type=count, default=1, help="GPUs of this machine")
+    strategies = ("auto", "ddp")
+    parser.add_argument("--strategy", choices=strategies, default="auto", help="for several")
+
+
+def _train(given: argparse.Namespace) -> int:
+    from dlrnn import recipes
+    from dlrnn.train import train, with_overrides
+
+    device = resolve(given.device)
+    options = {"device": device, "devices": given.devices, "strategy": given.strategy}
+    options |= {"show": not given.json, "writer": given.writer}
+    if given.resume is not None:
+        if given.recipe or given.overrides or given.out:
+            raise ValueError("--resume goes on with a run as it is: it takes nothing else")
+        path = given.resume
+        result = train(path, **options)
+    elif given.recipe is None:
+        raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
+    else:
+        recipe = recipes.get(given.recipe)
+        config = with_overrides(recipes.scaled(recipe, given.scale), given.overrides)
+        path = given.out or Path("runs") / given.scale / recipe.name / f"seed-{config.seed}"
+        result = train(path, config, **options)
+    if given.json:
+        return print_json({"run": str(path), **result})
+    metric = result["metric"]
+    print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
+    return 0
+
+
+def _eval(given: argparse.Namespace) -> int:
+    from dlrnn.examine import examine_run
+
+    result = examine_run(given.run_folder, split=given.split, device=resolve(given.device))
+    if given.json:
+        return print_json(result)
+    for name, value in result["metrics"].items():
+        print(f"{name:>16}  {value:.4f}")
+    for name, rows in result["breakdown"].items():
+        print_table(name, rows)
+    for picture in result["pictures"]:
+        print(f"drawn: {picture}")
+    return 0
+
+
+def _recipes(given: argparse.Namespace) -> int:
+    from dlrnn import recipes
+
+    if given.show:
+        recipe = recipes.get(given.show)
+        print(recipes.scaled(recipe, given.scale).to_json(), end="")
+        return 0
+    rows = recipes.listing(given.out, given.scale)
+    if given.json:
+        return print_json(rows)
+    print_table("Every number that has a recipe (minutes: an estimate, on one H200)", rows)
+    return 0
+
+
+def _reproduce(given: argparse.Namespace) -> int:
+    from dlrnn import recipes
+    from dlrnn.recipes.rows import numbers
+
+    rows = recipes.reproduce(
+        given.table,
+        only=given.only,
+        scale=given.scale,
+        seeds=range(given.seeds),
+        out=given.out,
+        device=resolve(given.device),
+        show=not given.json,
+    )
+    lines = [
+        {
+            "recipe": row.recipe,
+            "paper": numbers(row.paper),
+            "ours": numbers(row.ours) or None,
+            "seeds": row.seeds,
+            "spread": numbers(row.spread) or None,
+            "status": row.status,
+        }
+        for row in rows
+    ]
+    if given.json:
+        return print_json(lines)
+    print_table(f"{given.table}, {given.scale}", lines)
+    print(f"the whole table: {given.out / given.scale / given.table}.md")
+    return 1 if any("broken" in row.status for row in rows) else 0
+
+
+def _sweep(given: argparse.Namespace) -> int:
+    from dlrnn.recipes.sweep import sweep
+
+    rows = sweep(
+        given.recipes,
+        seeds=range(given.seeds),
+        jobs=given.jobs,
+        slurm=given.slurm,
+        scale=given.scale,
+        out=given.out,
+        device=resolve(given.device),
+    )
+    if given.json:
+        print_json(rows)
+    else:
+        print_table("Runs", rows)
+    return 1 if any(row["status"] == "broken" for row in rows) else 0

@@ -1,0 +1,87 @@
+"""`dlrnn eval`: what a run's best checkpoint can do, in numbers and pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from dlrnn.analysis.errors import error_rates
+from dlrnn.tasks import Batch, Task
+from dlrnn.train.evaluate import evaluate, held_out
+from dlrnn.train.folder import write_whole
+from dlrnn.train.loop import load_best
+from dlrnn.train.step import forward
+
+SHOWN = 4  # samples in a picture
+BROKEN_DOWN = 8  # batches
+
+
+def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -> dict[str, Any]:
+    """Metrics of a split; ListOps-SubTrees by height and operator; predictions as a picture.
+
+    All of it is written into the run's folder: `eval-SPLIT.json`, `eval-SPLIT.png`.
+    """
+    path, where = Path(path), torch.device(device)
+    model, task, config = load_best(path, where)
+    total = evaluate(model, task, held_out(task, config, split, where), where)
+    count = total.pop("batches")
+    result: dict[str, Any] = {
+        "run": str(path),
+        "split": split,
+        "metrics": {name: float(value / count) for name, value in total.items()},
+        "breakdown": {},
+        "pictures": [],
+    }
+    model.eval()
+    if task.name == "listops-subtrees":
+        batches = list(held_out(task, config, split, where))[:BROKEN_DOWN]
+        answers = [(batch, _classes(model, batch)) for batch in batches]
+        result["breakdown"] = error_rates(
+            sample for batch, called in answers for sample in _samples(batch, called)
+        )
+    figure = _picture(model, task, task.sample(SHOWN, split=split, device=where))
+    if figure is not None:
+        picture = path / f"eval-{split}.png"
+        figure.savefig(picture, dpi=110)
+        result["pictures"].append(str(picture))
+    write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _classes(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.inference_mode():
+        return forward(model, batch).argmax(-1)
+
+
+def _samples(batch: Batch, called: Tensor) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    parts = (batch.inputs.cpu().numpy(), batch.targets.cpu().numpy(), called.cpu().numpy())
+    return list(zip(*parts, strict=True))
+
+
+def _picture(model: nn.Module, task: Task, batch: Batch) -> Figure | None:
+    """The truth above, the prediction below; None for what is one answer a sequence."""
+    if task.pooled or task.vocabulary is not None:
+        return None
+    with torch.inference_mode():
+        output = forward(model, batch).cpu()
+    figure = Figure(figsize=(3 * SHOWN, 6), layout="constrained")
+    axes = figure.subplots(2, SHOWN)
+    for k in range(SHOWN):
+        for place, name in enumerate(("truth", "prediction")):
+            axes[place, k].set_title(f"{task.name}: {name}" if k == 0 else name, fontsize=9)
+        if task.kind == "tagging":
+            side = round(task.input_length**0.5)
+            pair = (batch.targets[k].cpu(), output[k].argmax(-1))
+            for place, mask in enumerate(pair):
+                axes[place, k].imshow(mask.view(side, side), cmap="gray_r", vmin=0, vmax=2)
+                axes[place, k].set(xticks=[], yticks=[])
+        else:
+            predicted = output[k, -task.output_length :]
+            for place, values in enumerate((batch.targets[k].cpu(), predicted)):
+                axes[place, k].plot(values, linewidth=0.8)
+                axes[place, k].set_ylim(-1.1, 1.1)
+    return figure

@@ -1,0 +1,104 @@
+"""What a network is made of, checked before anything is built."""
+
+import inspect
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Literal, cast, get_args
+
+from torch import nn
+
+from dlrnn.ops.checks import require, require_count
+
+MIXERS = {
+    "dlr": "dlrnn.nn.DLR",
+    "dss": "dlrnn.nn.DSS",
+    "s4d": "dlrnn.nn.S4D",
+    "s4": "dlrnn.nn.S4",
+    "sgconv": "dlrnn.nn.SGConv",
+    "attention": "dlrnn.nn.Attention",
+    "local-attention": "dlrnn.nn.LocalAttention",
+    "attention-ff": "dlrnn.nn.AttentionFF",
+}
+"""Names for import paths; any other mixer is named by its own path, `my_package.MyLayer`."""
+
+Norm = Literal["pre", "post"]
+Pooling = Literal["max", "mean", "last"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A network of `layers` blocks around one kind of mixer.
+
+        ModelConfig(mixer="dlr", mixer_options={"d_state": 4096}, d_model=128, layers=6)
+
+    Attributes:
+        mixer: a name from `MIXERS`, or the import path of a class, `my_package.MyLayer`.
+        mixer_options: what its constructor takes after d_model, by name.
+        d_model: channels, H.
+        layers: blocks.
+        norm: LayerNorm before the mixer (and once after the last block), or after the sum.
+        pooling: how a network that answers once for a sequence forms one vector.
+    """
+
+    mixer: str = "dlr"
+    mixer_options: dict[str, Any] = field(default_factory=dict)
+    d_model: int = 128
+    layers: int = 1
+    norm: Norm = "post"
+    pooling: Pooling = "max"
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "layers"):
+            require_count(name, getattr(self, name))
+        for name, allowed in (("norm", get_args(Norm)), ("pooling", get_args(Pooling))):
+            value = getattr(self, name)
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        kind = type(self.mixer_options).__name__
+        require(isinstance(self.mixer_options, dict), f"mixer_options must be a dict, not a {kind}")
+        object.__setattr__(self, "mixer_options", dict(self.mixer_options))  # not the caller's
+        _check_options(self.mixer, mixer_class(self.mixer), self.mixer_options)
+
+    def make_mixer(self) -> nn.Module:
+        """One mixer, freshly initialised; sizes that do not fit are its own errors."""
+        return mixer_class(self.mixer)(self.d_model, **self.mixer_options)
+
+
+def mixer_class(name: str) -> type[nn.Module]:
+    """The class of a mixer, by its name or its import path."""
+    require(isinstance(name, str), f"mixer must be a name or an import path, not {name!r}")
+    path = MIXERS.get(name, name)
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        raise ValueError(f"there is no mixer {name!r}: {_advice(name, list(MIXERS))}")
+    try:
+        found = getattr(import_module(module), attribute)
+    except Exception as error:  # whatever happens in somebody's module
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the mixer {name!r} cannot be imported: {reason}") from error
+    is_module = isinstance(found, type) and issubclass(found, nn.Module)
+    require(is_module, f"the mixer {name!r} must be a class of torch modules, and {path} is not")
+    return cast("type[nn.Module]", found)
+
+
+def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
+    """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    every = [p for p in inspect.signature(mixer).parameters.values() if p.kind in single]
+    require(bool(every), f"the mixer {name!r} must take d_model first, and it takes nothing")
+    d_model, *known = every
+    for option in options:
+        require(option != d_model.name, f"{option} is set for the model, not in mixer_options")
+        if option not in (names := [p.name for p in known]):
+            advice = _advice(option, names)
+            raise ValueError(f"the mixer {name!r} has no option {option!r}: {advice}")
+    for parameter in known:
+        given = parameter.name in options or parameter.default is not parameter.empty
+        require(given, f"the mixer {name!r} needs the option {parameter.name} in mixer_options")
+
+
+def _advice(wrong: object, known: list[str]) -> str:
+    near = get_close_matches(str(wrong).lower(), known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"it can be {', '.join(known)}" if known else "it takes none"

@@ -1,0 +1,261 @@
+"""Encoder, blocks, decoder: from a sequence to numbers at every position, or once."""
+
+import inspect
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dlrnn.models.config import ModelConfig, Norm, Pooling
+from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.ops.checks import require, require_count, require_device, require_shape
+
+State = tuple[Any, ...]
+"""One state a block, each as its mixer makes it."""
+
+
+class Block(nn.Module):
+    """`x + mixer(LayerNorm(x))` (pre-norm) or `LayerNorm(x + mixer(x))` (post-norm)."""
+
+    def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
+        super().__init__()
+        self.mixer, self.norm, self.pre = mixer, nn.LayerNorm(d_model), norm == "pre"
+        self._takes = frozenset(inspect.signature(mixer.forward).parameters)
+
+    def forward(
+        self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """A mixer that knows nothing of padding or states is given neither."""
+        arguments: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+        if stream:
+            arguments |= {"state": state, "return_state": True}
+        kind = type(self.mixer).__name__
+        for name in arguments:
+            require(name in self._takes, f"the mixer {kind} cannot do this: it takes no {name}=")
+        y = self.mixer(self.norm(x) if self.pre else x, **arguments)
+        y, state = y if stream else (y, None)
+        require(
+            isinstance(y, Tensor), f"the mixer {kind} must give a tensor, not a {type(y).__name__}"
+        )
+        if y.shape != x.shape:
+            shapes = f"{list(x.shape)}, and gave {list(y.shape)}"
+            raise ValueError(f"the mixer {kind} must give the shape of its input, {shapes}")
+        return self._add(x, y), state
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The mixer's, before the first position."""
+        return self._ability("initial_state")(batch_size)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One position, [B, H]."""
+        y, state = self._ability("step")(self.norm(x) if self.pre else x, state)
+        return self._add(x, y), state
+
+    def _ability(self, name: str) -> Any:
+        kind = type(self.mixer).__name__
+        require(hasattr(self.mixer, name), f"the mixer {kind} cannot do this: it has no {name}")
+        return getattr(self.mixer, name)
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = x + y if self.pre else self.norm(x + y)
+        return total
+
+
+class SequenceModel(nn.Module):
+    """`decoder(norm(blocks(encoder(x))))`, at every position or, pooled, once.
+
+        model = build_model(config, d_input=3, d_output=8)
+        y = model(x)                                       # [B, L, 3] to [B, L, 8]
+        y, state = model(x, return_state=True)             # a causal one streams
+        y_t, state = model.step(x_t, state)
+
+    Linear maps and embeddings are initialised as PyTorch does: embeddings N(0, 1).
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Linear | nn.Embedding,
+        blocks: list[Block],
+        norm: nn.Module,
+        decoder: nn.Module,
+        pooling: Pooling | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.blocks = encoder, nn.ModuleList(blocks)
+        self.norm, self.decoder, self.pooling = norm, decoder, pooling
+        self._tail = (encoder.in_features,) if isinstance(encoder, nn.Linear) else ()
+
+    @property
+    def causal(self) -> bool:
+        """No position sees a later one: no mixer says that it is bidirectional."""
+        return not any(getattr(module, "bidirectional", False) for module in self.modules())
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """X is [B, L, d_input] or tokens [B, L]; `lengths` [B] are those of a padded batch.
+
+        What lies beyond a sequence's length is ignored, and the output there is 0.
+        """
+        stream = return_state or state is not None
+        require(not (stream and self.pooling), "a pooled model answers once: it has no state")
+        self._check(x, ("B", "L"))
+        features, state, padding = self._features(x, lengths, state, stream=stream)
+        if self.pooling:
+            return cast("Tensor", self.decoder(pool(features, lengths, self.pooling)))
+        y: Tensor = self.decoder(features)
+        y = y if padding is None else y.masked_fill(padding, 0)
+        return (y, state) if return_state else y
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state before the first position."""
+        require(not self.pooling, "a pooled model answers once: it has no state")
+        return tuple(cast("Block", block).initial_state(batch_size) for block in self.blocks)
+
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """One position: x is [B, d_input] or tokens [B], the answer [B, d_output]."""
+        require(not self.pooling, "a pooled model answers once: it has no state")
+        self._check(x, ("B",))
+        h, states = self._encode(x), []
+        for block, before in zip(self.blocks, self._states(state), strict=True):
+            h, after = cast("Block", block).step(h, before)
+            states.append(after)
+        return self.decoder(self.norm(h)), tuple(states)
+
+    def _features(
+        self, x: Tensor, lengths: Tensor | None, state: State | None = None, *, stream: bool = False
+    ) -> tuple[Tensor, State, Tensor | None]:
+        """What the decoder sees, [B, L, H], the states after it, and where the padding is."""
+        padding = None
+        if lengths is not None:
+            padding = beyond(x, checked_lengths(x, lengths))  # [B, L, 1]
+            x = x.masked_fill(padding if self._tail else padding[..., 0], 0)
+        h, states = self._encode(x), []
+        for block, before in zip(self.blocks, self._states(state), strict=True):
+            h, after = block(h, before, stream=stream, lengths=lengths)
+            states.append(after)
+        return self.norm(h), tuple(states), padding
+
+    def _encode(self, x: Tensor) -> Tensor:
+        if isinstance(self.encoder, nn.Embedding):
+            _check_vocabulary(x, self.encoder.num_embeddings)
+            x = x.long()
+        encoded: Tensor = self.encoder(x)
+        return encoded
+
+    def _states(self, state: State | None) -> State:
+        count = len(self.blocks)
+        state = (None,) * count if state is None else state
+        require(
+            len(state) == count, f"this model has {count} states, one a block, not {len(state)}"
+        )
+        return state
+
+    def _check(self, x: Tensor, shape: tuple[int | str, ...]) -> None:
+        weight = self.encoder.weight
+        if self._tail:
+            check_input(x, (*shape, *self._tail), weight)
+            return
+        require_shape("x", x, shape)
+        whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+        name = str(x.dtype).removeprefix("torch.")
+        require(whole, f"x must hold tokens, whole numbers, not {name}")
+        require_device("x", x, weight.device)
+        require(x.dim() < 2 or x.shape[1] > 0, "x has length 0: give it at least one position")
+
+
+class PairModel(SequenceModel):
+    """Two documents, one network: `decoder([a, b, a * b, a - b])` of their pooled features.
+
+    As LRA's Retrieval asks: x is [B, 2, L] (or [B, 2, L, d_input]), `lengths` [B, 2].
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor:
+        """One answer for each pair, [B, d_output]."""
+        stream = return_state or state is not None
+        require(not stream, "a model of pairs answers once: it has no state")
+        require_shape("x", x, ("B", 2, "L", *self._tail))
+        if lengths is not None:
+            require_shape("lengths", lengths, (x.shape[0], 2))
+            lengths = lengths.flatten()
+        both = x.flatten(0, 1)  # [2 B, L]
+        self._check(both, ("B", "L"))
+        features, _, _ = self._features(both, lengths)
+        pooled = pool(features, lengths, self.pooling or "max")
+        a, b = pooled.unflatten(0, (x.shape[0], 2)).unbind(1)  # [B, H]
+        answer: Tensor = self.decoder(torch.cat((a, b, a * b, a - b), dim=-1))
+        return answer
+
+
+def pool(x: Tensor, lengths: Tensor | None, how: Pooling) -> Tensor:
+    """[B, L, H] to [B, H]: the largest, the mean or the last of the valid positions.
+
+    A sequence of length 0 gives 0.
+    """
+    if lengths is None:
+        lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)
+    lengths = checked_lengths(x, lengths)
+    if how == "last":
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
+        pooled = x.gather(1, last)[:, 0]
+    elif how == "mean":
+        pooled = x.masked_fill(beyond(x, lengths), 0).sum(1) / lengths.clamp(min=1)[:, None]
+    else:
+        pooled = x.masked_fill(beyond(x, lengths), -torch.inf).amax(1)
+    return pooled.masked_fill(lengths[:, None] == 0, 0)
+
+
+def _check_vocabulary(x: Tensor, size: int) -> None:
+    """On the CPU alone: values on a GPU are not read back."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return
+    low, high = int(x.min()), int(x.max())
+    fits = low >= 0 and high < size
+    require(fits, f"tokens must lie between 0 and {size - 1}, not between {low} and {high}")
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    d_input: int | None = None,
+    vocabulary: int | None = None,
+    d_output: int,
+    pooled: bool = False,
+    pair: bool = False,
+) -> SequenceModel:
+    """A network for real inputs (`d_input`) or tokens (`vocabulary`): one of the two is given.
+
+    It answers at every position, or once for a sequence (`pooled`) or for two (`pair`).
+    """
+    require(
+        (d_input is None) != (vocabulary is None),
+        f"give either d_input or vocabulary, not d_input={d_input} and vocabulary={vocabulary}",
+    )
+    require_count("d_output", d_output)
+    H = config.d_model
+    encoder: nn.Linear | nn.Embedding
+    if vocabulary is None:
+        require_count("d_input", d_input)
+        encoder = nn.Linear(cast("int", d_input), H)
+    else:
+        require_count("vocabulary", vocabulary)
+        encoder = nn.Embedding(vocabulary, H)
+    blocks = [Block(config.make_mixer(), H, config.norm) for _ in range(config.layers)]
+    norm = nn.LayerNorm(H) if config.norm == "pre" else nn.Identity()
+    if pair:
+        decoder = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, d_output))
+        return PairModel(encoder, blocks, norm, decoder, config.pooling)
+    pooling = config.pooling if pooled else None
+    return SequenceModel(encoder, blocks, norm, nn.Linear(H, d_output), pooling)

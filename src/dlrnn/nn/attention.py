@@ -1,0 +1,265 @@
+"""Attention in the place of the convolution: the paper's first baseline."""
+
+from typing import Any, ClassVar, Literal, NamedTuple, cast, overload
+
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dlrnn import ops
+from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.nn.rotary import rotate
+from dlrnn.ops.checks import (
+    require,
+    require_count,
+    require_device,
+    require_dtype,
+    require_finite,
+    require_shape,
+)
+
+
+class KeyValueState(NamedTuple):
+    """What was read: rotated keys and values, in the layer's dtype, the newest last.
+
+    `seen` positions of a sequence were read; entries before its first position are zeros.
+    """
+
+    keys: Float[Tensor, "B S H"]
+    values: Float[Tensor, "B S H"]
+    seen: Int[Tensor, " B"]
+
+
+class Attention(nn.Module):
+    """`y = out(u + dropout(GELU(attn(u))))`, softmax attention with rotary positions.
+
+    `attn(u)_t = merge(sum_s softmax_s(temperature <R_t q_t, R_s k_s>) v_s)` in each head, over
+    s <= t (every s when bidirectional); R turns by the position, the temperature is learned.
+    PyTorch's fused kernels have no second derivative: ask for one in `torch.nn.attention`'s
+    `sdpa_kernel(SDPBackend.MATH)`.
+
+        layer = Attention(d_model=64, heads=4)
+        y, state = layer(x, return_state=True)        # read a prefix [B, L, 64] ...
+        y_t, state = layer.step(x_t, state)           # ... and go on; keys and values are kept
+
+    Args:
+        d_model: channels, H; a multiple of 2 * heads.
+        heads: each attends on its own, with H / heads channels.
+        bidirectional: every position sees every other; such a layer cannot stream.
+        dropout: probability, after the activation.
+        glu: the linear map makes 2 H channels and a GLU halves them.
+    """
+
+    kernel_parameters: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        heads: int = 4,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        glu: bool = False,
+    ) -> None:
+        super().__init__()
+        require_count("d_model", d_model)
+        require_count("heads", heads)
+        require(
+            d_model % (2 * heads) == 0,
+            f"d_model must be a multiple of 2 * heads (each head turns pairs of channels), and"
+            f" {d_model} is not one of 2 * {heads}",
+        )
+        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        self.d_model, self.heads, self.bidirectional = d_model, heads, bidirectional
+        self.glu, self.dropout_p = glu, dropout
+        self.temperature = nn.Parameter(torch.empty(1))
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.merge = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.out = nn.Linear(d_model, d_model * (2 if glu else 1))
+        nn.init.constant_(self.temperature, (d_model // heads) ** -0.5)
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again: `type(layer)(**layer.options())`."""
+        names = ("d_model", "heads", "bidirectional", "glu")
+        return {name: getattr(self, name) for name in names} | {"dropout": self.dropout_p}
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        flags = [name for name in ("bidirectional", "glu") if getattr(self, name)]
+        return ", ".join((f"d_model={self.d_model}, heads={self.heads}", *flags))
+
+    # ------------------------------------------------------------------------------ whole
+
+    @overload
+    def forward(
+        self, x: Tensor, state: KeyValueState | None = ..., *, lengths: Tensor | None = ...
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        state: KeyValueState | None = ...,
+        *,
+        return_state: Literal[True],
+        lengths: Tensor | None = ...,
+    ) -> tuple[Tensor, KeyValueState]: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        state: KeyValueState | None = ...,
+        *,
+        return_state: bool,
+        lengths: Tensor | None = ...,
+    ) -> Tensor | tuple[Tensor, KeyValueState]: ...
+    def forward(
+        self,
+        x: Float[Tensor, "B L H"],
+        state: KeyValueState | None = None,
+        *,
+        return_state: bool = False,
+        lengths: Integer[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], KeyValueState]:
+        """Read x after `state`; `lengths` are the true lengths of a padded batch.
+
+        What lies beyond a sequence's length is ignored, and the output there is 0.
+        """
+        check_input(x, ("B", "L", self.d_model), self.qkv.weight)
+        padding = None
+        if lengths is not None:
+            lengths = checked_lengths(x, lengths)
+            padding = beyond(x, lengths)
+        u = x if padding is None else x.masked_fill(padding, 0)
+        require_finite("x", u)
+        if return_state or state is not None:
+            state = self.initial_state(x.shape[0]) if state is None else state
+            self._check_state(state, x.shape[0])
+            y, state = self._read(u, state, lengths)
+        else:
+            positions = torch.arange(x.shape[1], device=x.device)
+            y = self._attend(*self._queries_keys_values(u, positions[None]), lengths)
+        y = self._mix(u, y)
+        if padding is not None:
+            y = y.masked_fill(padding, 0)
+        return (y, cast("KeyValueState", state)) if return_state else y
+
+    def _queries_keys_values(
+        self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
+    ) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+        """Queries with the temperature and keys, both rotated, and values."""
+        parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_model // self.heads))
+        turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
+        q, k = rotate(turning, positions).chunk(2, dim=2)
+        q = (q * self.temperature).to(q.dtype)
+        return q.flatten(2), k.flatten(2), v.flatten(2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        """Whole sequences. A padded end comes last, so that only a look ahead must leave it out."""
+        if not self.bidirectional:
+            return attention(q, k, v, self.heads, causal=True)
+        if lengths is None:
+            return attention(q, k, v, self.heads)
+        known = torch.arange(k.shape[1], device=k.device) < lengths.clamp(min=1)[:, None]
+        return attention(q, k, v, self.heads, visible=known[:, None])
+
+    def _project(self, attended: Tensor) -> Tensor:
+        projected: Tensor = self.merge(attended)
+        return projected
+
+    def _mix(self, u: Tensor, attended: Tensor) -> Tensor:
+        y: Tensor = self.out(u + self.dropout(F.gelu(self._project(attended))))
+        return F.glu(y, dim=-1) if self.glu else y
+
+    # ------------------------------------------------------------------------------ streaming
+
+    def initial_state(self, batch_size: int) -> KeyValueState:
+        """The state before the first position."""
+        self._check_streams()
+        if isinstance(batch_size, float | str) or batch_size < 0:
+            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
+        empty = self.temperature.new_zeros(batch_size, self._kept_length(), self.d_model)
+        seen = torch.zeros(batch_size, dtype=torch.int64, device=empty.device)
+        return KeyValueState(empty, empty.clone(), seen)
+
+    def step(
+        self, x: Float[Tensor, "B H"], state: KeyValueState | None = None
+    ) -> tuple[Float[Tensor, "B H"], KeyValueState]:
+        """One position: `y_t, state = layer.step(x_t, state)`; time linear in what is kept."""
+        check_input(x, ("B", self.d_model), self.qkv.weight)
+        require_finite("x", x)
+        state = self.initial_state(x.shape[0]) if state is None else state
+        self._check_state(state, x.shape[0])
+        y, state = self._read(x[:, None], state, None)
+        return self._mix(x[:, None], y)[:, 0], state
+
+    def _read(
+        self, u: Tensor, state: KeyValueState, lengths: Tensor | None
+    ) -> tuple[Tensor, KeyValueState]:
+        """A chunk after `state`: it sees what was kept, and itself."""
+        length, before = u.shape[1], state.keys.shape[1]
+        now = state.seen[:, None] + torch.arange(length, device=u.device)  # [B, L], positions
+        q, k, v = self._queries_keys_values(u, now)
+        keys = torch.cat((state.keys, k.to(state.keys.dtype)), dim=1)
+        values = torch.cat((state.values, v.to(state.values.dtype)), dim=1)
+        if before == 0:
+            y = self._attend(q, k, v, lengths)
+        else:
+            then = state.seen[:, None] + torch.arange(-before, length, device=u.device)  # [B, S]
+            visible = self._sees(now[:, :, None], then[:, None])
+            y = attention(q, keys.to(q.dtype), values.to(q.dtype), self.heads, visible=visible)
+        if lengths is not None:
+            keys, values = (ops.align_right(t, lengths + before) for t in (keys, values))
+        seen = state.seen + (length if lengths is None else lengths)
+        return y, KeyValueState(self._kept(keys), self._kept(values), seen)
+
+    def _sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a position sees another one; there is none before 0."""
+        return (key >= 0) & (key <= query)
+
+    def _kept(self, entries: Tensor) -> Tensor:
+        """What of [B, S, H] a later position can see."""
+        return entries
+
+    def _kept_length(self) -> int:
+        """Entries of the state before the first position."""
+        return 0
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _check_streams(self) -> None:
+        require(
+            not self.bidirectional,
+            "a bidirectional layer reads the future: it has no state and cannot stream",
+        )
+
+    def _check_state(self, state: KeyValueState, batch: int) -> None:
+        self._check_streams()
+        require(
+            isinstance(state, KeyValueState),
+            f"this layer's state is a KeyValueState, not a {type(state).__name__}",
+        )
+        for name in ("keys", "values"):
+            part = getattr(state, name)
+            require_shape(f"state.{name}", part, (batch, self._kept_length() or "S", self.d_model))
+            require_dtype(f"state.{name}", part, (self.temperature.dtype,))
+            require_device(f"state.{name}", part, self.temperature.device)
+        require_shape("state.seen", state.seen, (batch,))
+
+
+def attention(
+    q: Float[Tensor, "B L H"],
+    k: Float[Tensor, "B S H"],
+    v: Float[Tensor, "B S H"],
+    heads: int,
+    *,
+    visible: Tensor | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "B L H"]:
+    """`softmax(q k^T) v` in every head; `visible` [B, L, S] (or broadcast) says what sees what."""
+    d_head = q.shape[-1] // heads
+    q, k, v = (t.unflatten(-1, (heads, d_head)).transpose(1, 2) for t in (q, k, v))
+    mask = None if visible is None else visible[:, None]
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=1.0)
+    return y.transpose(1, 2).flatten(2)

@@ -1,0 +1,79 @@
+"""DSS-exp: a diagonal state space whose step is learned for each channel."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+
+from dlrnn.nn.kernel_mixer import Activation
+from dlrnn.nn.state_space import StateSpace
+from dlrnn.ops.checks import require, require_count
+
+
+class DSS(StateSpace):
+    """DSS-exp: one `Lambda = -exp(log_decay) + i frequency` for all channels, a step for each.
+
+        K_hk = Re(sum_n W_hn (exp(Delta_h Lambda_n) - 1) / Lambda_n exp(Delta_h Lambda_n k))
+
+    with `Delta = exp(log_dt)`; then `conv(K, u) + D u`, activation, dropout and a linear map.
+    A DLR whose lambda the channels traverse at their own speed; it streams in the same way.
+
+    Args:
+        d_model: channels, H.
+        d_state: states, N.
+        bidirectional: a second kernel reads from right to left; such a layer cannot stream. It has
+            its own W and the same Lambda and Delta.
+        kernel_length: kernels are cut to this many entries.
+        dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
+        dt_max: see dt_min; smaller is a longer memory.
+        frequency_step: `Im Lambda_n = frequency_step n` at initialisation. The authors' program has
+            pi, which made the paper's numbers; the paper's text says 2 pi.
+        glu: the linear map makes 2 H channels and a GLU halves them.
+        activation: "gelu", "silu", "relu" or "identity".
+        dropout: probability, after the activation.
+        project: False leaves out activation, dropout and linear map: a linear layer.
+    """
+
+    multiplicity: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int,
+        *,
+        bidirectional: bool = False,
+        kernel_length: int | None = None,
+        dt_min: float = 1e-4,
+        dt_max: float = 1e-2,
+        frequency_step: float = math.pi,
+        glu: bool = False,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        project: bool = True,
+    ) -> None:
+        require_count("d_state", d_state)
+        super().__init__(
+            d_model,
+            d_state,
+            lambda_shape=(d_state,),
+            bidirectional=bidirectional,
+            kernel_length=kernel_length,
+            dt_min=dt_min,
+            dt_max=dt_max,
+            glu=glu,
+            activation=activation,
+            dropout=dropout,
+            project=project,
+        )
+        fits = 0 < frequency_step < math.inf
+        require(fits, f"frequency_step must be positive and finite, not {frequency_step}")
+        self.frequency_step = frequency_step
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """`Lambda_n = -1/2 + i frequency_step n`, Delta log-uniform, `W ~ N(0, 1)` in each part."""
+        self._reset(self.frequency_step * torch.arange(self.d_state).double(), deviation=1.0)
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again: `DSS(**layer.options())`."""
+        return super().options() | {"frequency_step": self.frequency_step}

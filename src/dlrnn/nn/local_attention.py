@@ -1,0 +1,110 @@
+"""Attention within chunks and their neighbours: memory linear in the length."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dlrnn.nn.attention import Attention, KeyValueState, attention
+from dlrnn.ops.checks import require_count
+
+
+class LocalAttention(Attention):
+    """`Attention` that sees its own chunk and the one before (and after, when bidirectional).
+
+    Position t is in chunk `t // chunk`; the length need not be a multiple. A state holds the last
+    two chunks, whatever was read.
+
+    Args:
+        d_model: channels, H; a multiple of 2 * heads.
+        chunk: positions in a chunk.
+        heads: each attends on its own, with H / heads channels.
+        bidirectional: later positions are seen too; such a layer cannot stream.
+        dropout: probability, after the activation.
+        glu: the linear map makes 2 H channels and a GLU halves them.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        chunk: int = 1024,
+        heads: int = 4,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        glu: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model, heads=heads, bidirectional=bidirectional, dropout=dropout, glu=glu
+        )
+        require_count("chunk", chunk)
+        self.chunk = chunk
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return super().options() | {"chunk": self.chunk}
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        return f"{super().extra_repr()}, chunk={self.chunk}"
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        length, chunk = q.shape[1], self.chunk
+        if length <= chunk:
+            return super()._attend(q, k, v, lengths)
+        missing = -length % chunk
+        q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
+        if self.bidirectional:
+            return self._both_sides(q, k, v, lengths, length)[:, :length]
+        return self._past(q, k, v)[:, :length]
+
+    def _past(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The first chunk alone; every other one after the one before it."""
+        chunk = self.chunk
+        first = attention(q[:, :chunk], k[:, :chunk], v[:, :chunk], self.heads, causal=True)
+        keys, values = (_windows(t, 2 * chunk, chunk) for t in (k, v))
+        visible = torch.ones(1, chunk, 2 * chunk, dtype=torch.bool, device=q.device).tril(chunk)
+        later = q[:, chunk:]
+        y = attention(_windows(later, chunk, chunk), keys, values, self.heads, visible=visible)
+        return torch.cat((first, y.reshape(later.shape)), dim=1)
+
+    def _both_sides(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, length: int
+    ) -> Tensor:
+        """Every chunk between its neighbours; what is beyond either end is not seen."""
+        chunk = self.chunk
+        if lengths is None:
+            lengths = torch.full(q.shape[:1], length, device=q.device)
+        known = torch.arange(q.shape[1], device=q.device) < lengths[:, None]  # [B, L]
+        known = F.pad(known, (chunk, chunk))
+        visible = known.unfold(1, 3 * chunk, chunk).flatten(0, 1)[:, None]  # [B n, 1, 3 chunk]
+        visible = visible | ~visible.any(dim=-1, keepdim=True)  # nothing to see: its y is not used
+        keys, values = (_windows(F.pad(t, (0, 0, chunk, chunk)), 3 * chunk, chunk) for t in (k, v))
+        y = attention(_windows(q, chunk, chunk), keys, values, self.heads, visible=visible)
+        return y.reshape(q.shape)
+
+    def _read(
+        self, u: Tensor, state: KeyValueState, lengths: Tensor | None
+    ) -> tuple[Tensor, KeyValueState]:
+        outputs = []
+        for start in range(0, u.shape[1], self.chunk):
+            piece = u[:, start : start + self.chunk]
+            here = None if lengths is None else (lengths - start).clamp(0, piece.shape[1])
+            y, state = super()._read(piece, state, here)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), state
+
+    def _sees(self, query: Tensor, key: Tensor) -> Tensor:
+        return super()._sees(query, key) & (key // self.chunk >= query // self.chunk - 1)
+
+    def _kept(self, entries: Tensor) -> Tensor:
+        return entries[:, -self._kept_length() :].clone()
+
+    def _kept_length(self) -> int:
+        return 2 * self.chunk
+
+
+def _windows(t: Tensor, size: int, every: int) -> Tensor:
+    """[B, L, H] to [B n, size, H], n windows of each sequence one after the other."""
+    return t.unfold(1, size, every).mT.flatten(0, 1)  # H last in memory, as fused kernels ask

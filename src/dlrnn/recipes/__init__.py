@@ -1,0 +1,33 @@
+"""One recipe for every number of the paper's Tables 1, 2, 3, 4 and 6: a complete run and its value.
+
+    from dlrnn import recipes
+    recipes.get("table1/shift/dlr-1").config
+    recipes.reproduce("table1", only="shift/dlr-1", scale="tiny")
+
+Table 5, the language model, and three columns of Table 4 come with their tasks.
+"""
+
+from dlrnn.recipes.catalogue import RECIPES, TABLES, get
+from dlrnn.recipes.outcome import run_config, run_path
+from dlrnn.recipes.recipe import Recipe, as_in_paper
+from dlrnn.recipes.reproduce import listing, reproduce, select, status_of, write_table
+from dlrnn.recipes.rows import Row
+from dlrnn.recipes.scale import Scale, scaled
+
+__all__ = [
+    "RECIPES",
+    "TABLES",
+    "Recipe",
+    "Row",
+    "Scale",
+    "as_in_paper",
+    "get",
+    "listing",
+    "reproduce",
+    "run_config",
+    "run_path",
+    "scaled",
+    "select",
+    "status_of",
+    "write_table",
+]

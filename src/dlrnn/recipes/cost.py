@@ -1,0 +1,40 @@
+"""What a run costs on one H200, in minutes: an estimate, no measurement of the run.
+
+The rates fit the layers that docs/performance.md and the paper's peers were measured with: forward
+and backward, fp32, the step captured as a graph. Data and evaluation are not in it.
+"""
+
+from dlrnn.train import RunConfig
+
+STEP_MS = 0.5
+"""Of a step, whatever its size: encoder, decoder, AdamW."""
+
+ELEMENT_MS = 0.14e-6
+"""Of an element of the input, B L H, in a layer: convolution or projections, activation, norm."""
+
+KERNEL_MS = {"dlr": 0.38e-9, "dss": 4e-9, "s4d": 4e-9, "s4": 8e-9}
+"""Of an entry of the Vandermonde product, H N K: those with a lambda a channel share no table."""
+
+PAIR_MS = 0.75e-9
+"""Of a pair of positions that attention compares, times B H."""
+
+FEED_FORWARD = 5
+"""Two feed-forward layers of width 16 H, in passes over the elements."""
+
+
+def minutes(config: RunConfig) -> float:
+    """Expected minutes of all steps."""
+    model, options = config.model, config.model.mixer_options
+    length = config.make_task().input_length
+    elements = config.batch_size * length * model.d_model
+    layer = ELEMENT_MS * elements * (FEED_FORWARD if model.mixer == "attention-ff" else 1)
+    if "attention" in model.mixer:
+        seen = length if options.get("bidirectional") else length / 2
+        if "chunk" in options:
+            seen = min(seen, options["chunk"] * (3 if options.get("bidirectional") else 1.5))
+        layer += PAIR_MS * elements * seen
+    elif model.mixer in KERNEL_MS:
+        kernels = model.d_model * (2 if options.get("bidirectional") else 1)
+        taps = min(length, options.get("kernel_length") or length)
+        layer += KERNEL_MS[model.mixer] * kernels * options.get("d_state", 64) * taps
+    return config.steps * (STEP_MS + model.layers * layer) / 60_000

@@ -1,0 +1,118 @@
+"""What has come out of a recipe's runs so far, read from their folders."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrnn.recipes.recipe import Recipe, as_in_paper
+from dlrnn.recipes.scale import Scale, scaled
+from dlrnn.train import RunConfig, RunFolder, from_json, make_model
+from dlrnn.train.checkpoint import BEST, load_model, read
+from dlrnn.train.evaluate import evaluate, held_out
+from dlrnn.train.folder import CONFIG, write_whole
+
+DONE, NOT_RUN = "done", "not run"
+TEST = "test.json"
+"""Beside result.json: the test metrics of the best checkpoint, as fractions."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run: "not run", "3100 of 40000 steps" or "done", or what is wrong with its folder.
+
+    `scores` are in the paper's units, None until they are known.
+    """
+
+    status: str
+    scores: dict[str, float] | None = None
+
+
+def run_config(recipe: Recipe, scale: Scale, seed: int) -> RunConfig:
+    """The run of a recipe with a seed."""
+    return replace(scaled(recipe, scale), seed=seed)
+
+
+def run_path(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Path:
+    """OUT/SCALE/NAME/seed-K."""
+    return Path(out) / scale / recipe.name / f"seed-{seed}"
+
+
+def outcome(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Outcome:
+    """Of the run with that seed."""
+    path = run_path(recipe, out, scale, seed)
+    if not (path / CONFIG).is_file():
+        return Outcome(NOT_RUN)
+    try:
+        config = run_config(recipe, scale, seed)
+        check_folder(path, config)
+        return _progress(recipe, RunFolder(path), config)
+    except ValueError as error:
+        return Outcome(str(error))
+
+
+def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:
+    """Of every seed that has a folder."""
+    parent = run_path(recipe, out, scale, 0).parent
+    names = [re.fullmatch(r"seed-(\d+)", path.name) for path in parent.glob("seed-*")]
+    seeds = sorted(int(name[1]) for name in names if name)
+    return {seed: outcome(recipe, out, scale, seed) for seed in seeds}
+
+
+def check_folder(path: Path, wanted: RunConfig) -> None:
+    """A folder of another configuration than the recipe has now is refused."""
+    difference = _difference(asdict(_parsed((path / CONFIG).read_text())), asdict(wanted))
+    if difference:
+        advice = "move it away or choose another --out"
+        raise ValueError(f"{path} is not of this recipe: its {difference}; {advice}")
+
+
+@cache
+def _parsed(text: str) -> RunConfig:
+    """Parsing takes 30 ms: once a process for each folder."""
+    return from_json(text)
+
+
+def score_best(path: Path, device: str) -> None:
+    """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
+    folder = RunFolder.open(path)
+    config, where = folder.config, torch.device(device)
+    task = config.make_task()
+    if task.kind == "regression" or (path / TEST).exists():
+        return
+    model = make_model(config, task)
+    load_model(path / BEST, read(path / BEST)[0], model)
+    batches = held_out(task, config, "test", where)
+    total = evaluate(model.to(where), task, batches, where)
+    count = total.pop("batches")
+    found = {name: float(value / count) for name, value in total.items()}
+    write_whole(path / TEST, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
+    records = folder.records()
+    if folder.result is None:
+        return Outcome(f"{records[-1]['step'] if records else 0} of {config.steps} steps")
+    judged = [record for record in records if record["split"] == "validation"][-1]
+    if config.make_task().kind != "regression":
+        if not (folder.path / TEST).exists():
+            return Outcome("trained, not tested")
+        judged = json.loads((folder.path / TEST).read_text())
+    return Outcome(DONE, {name: as_in_paper(name, judged[name]) for name in recipe.paper})
+
+
+def _difference(had: dict[str, Any], wanted: dict[str, Any], inside: str = "") -> str:
+    """The first setting that is not the same, "" if all are."""
+    for name in wanted | had:
+        here, there = had.get(name), wanted.get(name)
+        if isinstance(here, dict) and isinstance(there, dict):
+            found = _difference(here, there, f"{inside}{name}.")
+            if found:
+                return found
+        elif here != there:
+            return f"{inside}{name} is {here}, not {there}"
+    return ""

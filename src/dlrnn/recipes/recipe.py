@@ -1,0 +1,38 @@
+"""What a recipe is."""
+
+from dataclasses import dataclass
+
+from dlrnn.recipes.cost import minutes
+from dlrnn.train import RunConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One number of the paper, and how to get it.
+
+    Attributes:
+        name: `table/task/model`, "table1/shift/dlr-1".
+        config: the complete run, at the paper's sizes.
+        paper: the paper's values by metric, in the paper's units.
+        cost: expected minutes on one H200, an estimate.
+        note: what is special; "" if nothing is.
+    """
+
+    name: str
+    config: RunConfig
+    paper: dict[str, float]
+    cost: float
+    note: str = ""
+
+
+def recipe(name: str, config: RunConfig, paper: dict[str, float], *notes: str) -> Recipe:
+    """A recipe with its estimated cost; notes that are "" are left out."""
+    return Recipe(name, config, paper, minutes(config), "; ".join(filter(None, notes)))
+
+
+def as_in_paper(metric: str, value: float) -> float:
+    """A metric of ours in the paper's units: R2 as it is, accuracies and F1 in percent.
+
+    The only place that converts: records and results hold fractions, `Recipe.paper` does not.
+    """
+    return value if metric == "R2" else 100 * value

@@ -1,0 +1,180 @@
+"""ListOps as tasks: every sub-tree's value (ListOps-SubTrees), or the value of the whole (LRA)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from torch import Tensor
+
+from dlrnn.tasks import listops
+from dlrnn.tasks.classes import accuracy, cross_entropy
+from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY
+from dlrnn.tasks.sets import SetTask
+from dlrnn.tasks.task import IGNORED, Batch
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+
+
+@dataclass(frozen=True)
+class _ListOps(SetTask):
+    """Tokens in, padded on the right; ten classes out."""
+
+    @property
+    def vocabulary(self) -> int:
+        """16: padding, ten digits, four operators, the closing bracket."""
+        return len(VOCABULARY)
+
+    @property
+    def d_output(self) -> int:
+        """The digits."""
+        return 10
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy."""
+        return cross_entropy(output, batch.targets)
+
+    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Accuracy of one batch; average over batches."""
+        return {"accuracy": accuracy(output, batch.targets)}
+
+    def _tokens(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
+        tokens = np.zeros((len(samples), self.input_length), dtype=np.int64)
+        for row, sample in zip(tokens, samples, strict=True):
+            row[: len(sample["tokens"])] = sample["tokens"]
+        return torch.from_numpy(tokens)
+
+    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+        """Every sub-tree is a bar over its tokens, coloured by its operator, with its value."""
+        tokens = self.sample(1, split=split, step=step).inputs[0].numpy().astype(np.uint8)
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        axes = figure.subplots()
+        for place, (start, stop, depth, operator, value) in enumerate(_bars(tokens)):
+            bar = Rectangle((start, -depth), stop - start, -0.9, color=_COLOURS[operator])
+            axes.add_patch(bar)
+            if (stop - start) * 60 > len(tokens) or place == 0:
+                middle = (start + stop) / 2, -depth - 0.45
+                axes.annotate(str(value), middle, ha="center", va="center", color="white")
+        depth = max(bar[2] for bar in _bars(tokens))
+        end = int((tokens != 0).sum())
+        axes.set(xlim=(0, end), ylim=(-depth - 1, 0), xlabel="position", yticks=[])
+        axes.set_ylabel("depth, the root above")
+        axes.set_title(
+            f"{self.name}: a tree of {end} tokens; each bar is a sub-tree, with its value"
+        )
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        names = [Patch(color=c, label=n) for c, n in zip(_COLOURS, OPERATORS, strict=True)]
+        figure.legend(handles=names, loc="outside lower center", ncols=4, frameon=False)
+        return figure
+
+
+@dataclass(frozen=True)
+class ListOpsSubTrees(_ListOps):
+    """Tag every closing bracket with the value of the sub-tree that it closes.
+
+    In  `[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]`
+    out ` -   - -  -    -  - - - 0 - - 3 - - 6` (- is ignored).
+    """
+
+    length: int = 8192
+
+    name: ClassVar[str] = "listops-subtrees"
+    kind: ClassVar[str] = "tagging"
+    metric: ClassVar[str] = "accuracy"
+    probes: ClassVar[str] = "hierarchical computation, at every node"
+    causal: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("tokens", "values", "positions")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 64:
+            raise ValueError(f"{self.name}: the length must be at least 64, not {self.length}")
+
+    def spec(self) -> listops.ListOps:
+        """Trees of 7000 < length < 8180; another `length` scales these limits."""
+        if self.length == 8192:
+            return listops.subtrees(seed=self.seed)
+        limits = {"min_length": self.length * 7 // 8, "max_length": self.length}
+        return listops.subtrees(seed=self.seed, **limits)
+
+    @property
+    def input_length(self) -> int:
+        """The longest tree, padded."""
+        return self.length
+
+    @property
+    def output_length(self) -> int:
+        """Every position; those that close no sub-tree are ignored."""
+        return self.length
+
+    def _fixed(self) -> dict[str, Any]:
+        parameters = self.spec().parameters
+        return {key: parameters[key] for key in ("min_length", "max_length")}
+
+    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+        tree = self.spec().draw(split, index)
+        return {"tokens": tree.tokens, "values": tree.values, "positions": tree.positions}
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        targets = np.full((len(samples), self.length), IGNORED, dtype=np.int64)
+        for row, sample in zip(targets, samples, strict=True):
+            row[sample["positions"]] = sample["values"]
+        return Batch(self._tokens(samples), torch.from_numpy(targets))
+
+
+@dataclass(frozen=True)
+class ListOps(_ListOps):
+    """The value of an expression of 500 to 2000 tokens (Long Range Arena): one of ten classes.
+
+    `[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]` is 6.
+    """
+
+    name: ClassVar[str] = "listops"
+    kind: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
+    probes: ClassVar[str] = "hierarchical computation"
+    causal: ClassVar[bool] = False
+    pooled: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
+
+    def spec(self) -> listops.ListOps:
+        """Trees of 500 < length < 2000."""
+        return listops.lra(seed=self.seed)
+
+    @property
+    def input_length(self) -> int:
+        """The longest tree, padded."""
+        return 2000
+
+    @property
+    def output_length(self) -> int:
+        """One answer."""
+        return 1
+
+    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+        tree = self.spec().draw(split, index)
+        return {"tokens": tree.tokens, "label": tree.value}
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        return Batch(
+            self._tokens(samples),
+            torch.tensor([int(sample["label"]) for sample in samples]),
+            torch.tensor([len(sample["tokens"]) for sample in samples]),
+        )
+
+
+def _bars(tokens: np.ndarray) -> list[tuple[int, int, int, int, int]]:
+    """(first position, last + 1, depth, operator, value) of each sub-tree, the root first."""
+    values = iter(listops.sub_values(listops.to_text(tokens)))
+    stack: list[tuple[int, int]] = []
+    bars = []
+    for place, token in enumerate(tokens):
+        if OPERATOR <= token < CLOSE:
+            stack.append((place, int(token) - OPERATOR))
+        elif token == CLOSE:
+            start, operator = stack.pop()
+            bars.append((start, place + 1, len(stack), operator, next(values)))
+    return sorted(bars)

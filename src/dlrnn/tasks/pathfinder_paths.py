@@ -1,0 +1,307 @@
+"""Where the dashes and discs of a Pathfinder image lie, by numba; coordinates are pixels, y down.
+
+What is placed is kept as a short list of neighbourhoods, not as a raster: a segment, and how far
+around it nothing else may begin. Whether a new dash has room is then the distance of two segments,
+and most pairs are told apart by their boxes alone. The neighbourhood of a dash is the dash dilated
+by `margin`, that of a disc is the disc: two dashes are at least 2 `margin` apart (consecutive ones
+of a path less where it turns), a dash and a disc `margin`, ink to ink. A path grows over *pivots*:
+
+    pivot  --margin-->  tail  --length-->  head  --margin-->  next pivot, where the path may turn
+"""
+
+import math
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+
+from dlrnn.tasks.streams import below, bits, compiled, start
+
+_TRIALS = 3  # of a dash
+_PLACES = 5  # that a distractor tries
+_POSITIONS = 1000  # looked at for a free one: then hardly any is
+_NO_ATTEMPT = 2**32  # the stream of what all attempts at an image share
+
+
+class Rules(NamedTuple):
+    """The settings of `Pathfinder` that decide where shapes lie."""
+
+    resolution: float
+    padding: float
+    length: float
+    thickness: float
+    radius: float
+    seed_distance: float
+    continuity: float
+    contour_length: int
+    distractors: int
+    distractor_length: int
+    mark_distractors: bool
+    margins: np.ndarray  # an image has one of them
+
+
+class _Canvas(NamedTuple):
+    """An image's stream and margin, what has been placed so far, and where growing paths stand."""
+
+    stream: np.ndarray
+    margin: float
+    shapes: np.ndarray  # [capacity, 5]: both ends of a segment (x, y, x, y), how far around
+    owners: np.ndarray  # [capacity]: p for a dash of path p, ~p for a disc at one of its ends
+    used: np.ndarray  # [1]
+    tips: np.ndarray  # [3, 3]: last pivot and orientation of both main paths and of a distractor
+    lasts: np.ndarray  # [3]: their last dashes
+    weights: np.ndarray  # [candidates]: of the heads that a dash may have
+
+
+@compiled
+@no_type_check
+def uniform(stream):
+    """In [0, 1), 53 random bits."""
+    return np.float64(bits(stream) >> np.uint64(11)) * 2.0**-53
+
+
+@compiled
+@no_type_check
+def _from_point(px, py, segment):
+    """The squared distance of a point and a segment."""
+    ax, ay = segment[0], segment[1]
+    dx, dy = segment[2] - ax, segment[3] - ay
+    along, size = (px - ax) * dx + (py - ay) * dy, dx * dx + dy * dy
+    t = 0.0 if along <= 0.0 else (1.0 if along >= size else along / size)
+    return (px - ax - t * dx) ** 2 + (py - ay - t * dy) ** 2
+
+
+@compiled
+@no_type_check
+def distance(a, b):
+    """Of the segments (a[0], a[1]) .. (a[2], a[3]) and b."""
+    to_b0 = (a[2] - a[0]) * (b[1] - a[1]) - (a[3] - a[1]) * (b[0] - a[0])
+    to_b1 = (a[2] - a[0]) * (b[3] - a[1]) - (a[3] - a[1]) * (b[2] - a[0])
+    to_a0 = (b[2] - b[0]) * (a[1] - b[1]) - (b[3] - b[1]) * (a[0] - b[0])
+    to_a1 = (b[2] - b[0]) * (a[3] - b[1]) - (b[3] - b[1]) * (a[2] - b[0])
+    if to_b0 * to_b1 < 0.0 and to_a0 * to_a1 < 0.0:
+        return 0.0  # they cross
+    least = min(
+        _from_point(a[0], a[1], b),
+        _from_point(a[2], a[3], b),
+        _from_point(b[0], b[1], a),
+        _from_point(b[2], b[3], a),
+    )
+    return math.sqrt(least)
+
+
+@compiled
+@no_type_check
+def _clear(canvas, shape, but):
+    """Does the neighbourhood of a shape overlap no other, `but` one?"""
+    left, right = min(shape[0], shape[2]), max(shape[0], shape[2])
+    top, bottom = min(shape[1], shape[3]), max(shape[1], shape[3])
+    for i in range(canvas.used[0]):
+        other = canvas.shapes[i]
+        apart = shape[4] + other[4]
+        if left - apart > max(other[0], other[2]) or right + apart < min(other[0], other[2]):
+            continue
+        if top - apart > max(other[1], other[3]) or bottom + apart < min(other[1], other[3]):
+            continue
+        if i != but and distance(shape, other) < apart:
+            return False
+    return True
+
+
+@compiled
+@no_type_check
+def _inside(rules, x, y, radius):
+    """Does what reaches `radius` around a point stay `padding` away from the border?"""
+    least = rules.padding + radius
+    return least <= min(x, y) and max(x, y) <= rules.resolution - least
+
+
+@compiled
+@no_type_check
+def _add(canvas, shape, owner):
+    i = canvas.used[0]
+    for part in range(5):
+        canvas.shapes[i, part] = shape[part]
+    canvas.owners[i] = owner
+    canvas.used[0] = i + 1
+
+
+@compiled
+@no_type_check
+def _stand(canvas, path, x, y, orientation):
+    """Note the last pivot, orientation and dash of a path."""
+    slot = min(path, 2)
+    canvas.tips[slot, 0], canvas.tips[slot, 1] = x, y
+    canvas.tips[slot, 2] = orientation
+    canvas.lasts[slot] = canvas.used[0] - 1
+
+
+@compiled
+@no_type_check
+def _first(rules, canvas, path, x, y):
+    """The first dash of a path, tail at (x, y), and the disc at its pivot; False without room."""
+    margin, orientation = canvas.margin, below(canvas.stream, 360) * (math.pi / 180.0)
+    along, down = math.cos(orientation), math.sin(orientation)
+    head_x, head_y = x + rules.length * along, y + rules.length * down
+    pivot_x, pivot_y = x - margin * along, y - margin * down
+    half, marked = rules.thickness / 2.0, path < 2 or rules.mark_distractors
+    dash = (x, y, head_x, head_y, half + margin)
+    disc = (pivot_x, pivot_y, pivot_x, pivot_y, rules.radius)
+    if not (_inside(rules, x, y, half) and _inside(rules, head_x, head_y, half)):
+        return False
+    if not _clear(canvas, dash, -1):
+        return False
+    if marked:
+        if not _inside(rules, pivot_x, pivot_y, rules.radius):
+            return False
+        if not _clear(canvas, disc, -1):
+            return False
+        _add(canvas, disc, ~path)
+    _add(canvas, dash, path)
+    _stand(canvas, path, pivot_x, pivot_y, orientation)
+    return True
+
+
+@compiled
+@no_type_check
+def _further(rules, canvas, path, closing):
+    """The next dash of a path; with `closing` the disc at the end too. False without room."""
+    slot, margin, half = min(path, 2), canvas.margin, rules.thickness / 2.0
+    before = canvas.tips[slot, 2]
+    x = canvas.tips[slot, 0] + (rules.length + 2.0 * margin) * math.cos(before)
+    y = canvas.tips[slot, 1] + (rules.length + 2.0 * margin) * math.sin(before)
+    reach = rules.length + margin
+    count = math.ceil(2.0 * math.pi * reach)  # candidates, one per pixel of arc
+    total, last = 0.0, -1
+    for k in range(count):
+        turn = (k - count // 2) * (2.0 * math.pi / count)
+        bend = rules.continuity * abs(turn)
+        canvas.weights[k] = 0.0
+        if bend >= math.pi / 2.0:
+            continue
+        along, down = math.cos(before + turn), math.sin(before + turn)
+        head_x, head_y = x + reach * along, y + reach * down
+        if not _inside(rules, head_x, head_y, half):
+            continue
+        if not _inside(rules, x + margin * along, y + margin * down, half):
+            continue
+        end_x, end_y = head_x + margin * along, head_y + margin * down
+        if closing and not _inside(rules, end_x, end_y, rules.radius):
+            continue
+        if not _clear(canvas, (head_x, head_y, head_x, head_y, 0.0), -1):
+            continue
+        canvas.weights[k] = math.cos(bend) ** 2
+        total += canvas.weights[k]
+        last = k
+    for _ in range(_TRIALS if last >= 0 else 0):
+        left, k = uniform(canvas.stream) * total, 0
+        while left >= canvas.weights[k] and k < last:
+            left -= canvas.weights[k]
+            k += 1
+        orientation = before + (k - count // 2) * (2.0 * math.pi / count)
+        along, down = math.cos(orientation), math.sin(orientation)
+        head_x, head_y = x + reach * along, y + reach * down
+        dash = (x + margin * along, y + margin * down, head_x, head_y, half + margin)
+        if not _clear(canvas, dash, canvas.lasts[slot]):
+            continue
+        if closing:
+            end_x, end_y = head_x + margin * along, head_y + margin * down
+            disc = (end_x, end_y, end_x, end_y, rules.radius)
+            if not _clear(canvas, disc, -1):
+                continue
+            _add(canvas, disc, ~path)
+        _add(canvas, dash, path)
+        _stand(canvas, path, x, y, orientation)
+        return True
+    return False
+
+
+@compiled
+@no_type_check
+def _main_paths(rules, canvas):
+    """Both main paths, one dash each in turn; False as soon as one has no room."""
+    seed = rules.seed_distance
+    width = rules.resolution - 4.0 * seed
+    x = 2.0 * seed + width * uniform(canvas.stream)
+    y = 2.0 * seed + width * uniform(canvas.stream)
+    if not _first(rules, canvas, 0, x, y):
+        return False
+    for _ in range(_TRIALS):
+        angle = 2.0 * math.pi * uniform(canvas.stream)
+        there = x + seed * math.cos(angle), y + seed * math.sin(angle)
+        if _first(rules, canvas, 1, there[0], there[1]):
+            break
+    else:
+        return False
+    for n in range(2, rules.contour_length + 1):
+        for path in range(2):
+            if not _further(rules, canvas, path, n == rules.contour_length):
+                return False
+    return True
+
+
+@compiled
+@no_type_check
+def _distractor(rules, canvas, path):
+    """A short path somewhere; False, and nothing of it is left, without room."""
+    before, half = canvas.used[0], rules.thickness / 2.0
+    least = rules.padding + half
+    width = rules.resolution - 2.0 * least
+    for _ in range(_TRIALS):
+        for _ in range(_POSITIONS):
+            x = least + width * uniform(canvas.stream)
+            y = least + width * uniform(canvas.stream)
+            if _clear(canvas, (x, y, x, y, 0.0), -1):
+                break
+        else:
+            return False
+        if _first(rules, canvas, path, x, y):
+            break
+    else:
+        return False
+    for _ in range(1, rules.distractor_length):
+        if not _further(rules, canvas, path, False):
+            canvas.used[0] = before
+            return False
+    return True
+
+
+@compiled
+@no_type_check
+def draw(seed, split, index, attempts, rules):
+    """The first attempt of some whose main paths have room, and what is in it; or -1.
+
+    That is: the attempt and the margin; whether both discs are on one path, and on which the first
+    is; then shapes [S, 5] and owners [S]. Paths 0 and 1 are the main ones; all
+    four of their ends have a disc here, so that which are drawn has no say in where paths lie. The
+    margin is the same for all attempts: drawn with each, the narrower would win more often.
+    """
+    stream = np.empty(4, np.uint64)
+    start(stream, seed, split, index, _NO_ATTEMPT)
+    margin = rules.margins[below(stream, len(rules.margins))]
+    most = 2 * (rules.contour_length + 2) + rules.distractors * (rules.distractor_length + 1)
+    canvas = _Canvas(
+        stream,
+        margin,
+        np.empty((most, 5), np.float64),
+        np.empty(most, np.int64),
+        np.empty(1, np.int64),
+        np.empty((3, 3), np.float64),
+        np.empty(3, np.int64),
+        np.empty(math.ceil(2.0 * math.pi * (rules.length + margin)), np.float64),
+    )
+    for attempt in range(attempts[0], attempts[1]):
+        start(stream, seed, split, index, attempt)
+        canvas.used[0] = 0
+        connected, first = below(stream, 2), below(stream, 2)
+        if not _main_paths(rules, canvas):
+            continue
+        placed = 0
+        for _ in range(rules.distractors):
+            for _ in range(_PLACES):
+                if _distractor(rules, canvas, 2 + placed):
+                    placed += 1
+                    break
+        used = canvas.used[0]
+        shapes, owners = canvas.shapes[:used].copy(), canvas.owners[:used].copy()
+        return attempt, margin, connected, first, shapes, owners
+    return -1, 0.0, 0, 0, canvas.shapes[:0].copy(), canvas.owners[:0].copy()

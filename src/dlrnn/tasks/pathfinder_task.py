@@ -1,0 +1,161 @@
+"""Pathfinder as tasks: a class for every pixel (segmentation), or one for the image (LRA)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dlrnn.tasks import pathfinder
+from dlrnn.tasks.classes import accuracy, balanced_cross_entropy, cross_entropy, macro_scores
+from dlrnn.tasks.sets import SetTask
+from dlrnn.tasks.task import Batch
+
+
+@dataclass(frozen=True)
+class _Pathfinder(SetTask):
+    """Pixels in, row by row, mapped to [-1, 1]."""
+
+    causal: ClassVar[bool] = False
+
+    def spec(self) -> pathfinder.Pathfinder:
+        """The set, as the paper has it."""
+        raise NotImplementedError
+
+    @property
+    def d_input(self) -> int:
+        """The pixel."""
+        return 1
+
+    @property
+    def input_length(self) -> int:
+        """The pixels of an image."""
+        return self.spec().resolution ** 2
+
+    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+        image = self.spec().draw(split, index)
+        columns = {"image": image.pixels.ravel(), "mask": image.mask.ravel(), "label": image.label}
+        return {name: columns[name] for name in self.columns}
+
+    def _pixels(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
+        pixels = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
+        return (pixels.float() / 127.5 - 1)[..., None]  # [B, R R, 1]
+
+    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+        """Four images above, their masks below."""
+        return pathfinder.preview([self.spec().draw(split, 4 * step + k) for k in range(4)])
+
+
+@dataclass(frozen=True)
+class PathfinderSegmentation(_Pathfinder):
+    """A class for each pixel: 2 on the path that joins both discs, 1 on a main path that does not
+    join them, else 0. `resolution` 128, 256 and 512 are the paper's; others are scaled from them.
+
+    In, an image of two long dashed paths among short ones; out, a mask of the same size.
+    """
+
+    resolution: int = 128
+
+    name: ClassVar[str] = "pathfinder-segmentation"
+    kind: ClassVar[str] = "tagging"
+    metric: ClassVar[str] = "macro_f1"
+    probes: ClassVar[str] = "long-range spatial relations, at every pixel"
+    columns: ClassVar[tuple[str, ...]] = ("image", "mask")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.spec()  # a resolution that cannot be is refused here
+
+    def spec(self) -> pathfinder.Pathfinder:
+        """100000 images of this resolution."""
+        return pathfinder.segmentation(self.resolution, seed=self.seed)
+
+    @property
+    def d_output(self) -> int:
+        """0, 1 and 2."""
+        return 3
+
+    @property
+    def output_length(self) -> int:
+        """Every pixel."""
+        return self.input_length
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"resolution": self.resolution}
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        masks = torch.from_numpy(np.stack([sample["mask"] for sample in samples]))
+        return Batch(self._pixels(samples), masks.long())
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, each class weighted by the inverse of its count in the batch."""
+        return balanced_cross_entropy(output, batch.targets)
+
+    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Macro F1 and macro accuracy of one batch; average over batches."""
+        return macro_scores(output, batch.targets)
+
+
+@dataclass(frozen=True)
+class _OneLabel(_Pathfinder):
+    """Are the two discs on one path?"""
+
+    kind: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
+    pooled: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("image", "label")
+
+    @property
+    def d_output(self) -> int:
+        """No and yes."""
+        return 2
+
+    @property
+    def output_length(self) -> int:
+        """One answer."""
+        return 1
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        labels = torch.tensor([int(sample["label"]) for sample in samples])
+        return Batch(self._pixels(samples), labels)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy."""
+        return cross_entropy(output, batch.targets)
+
+    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Accuracy of one batch; average over batches."""
+        return {"accuracy": accuracy(output, batch.targets)}
+
+
+@dataclass(frozen=True)
+class Pathfinder(_OneLabel):
+    """Are the two discs on one path? 32 x 32 pixels (Long Range Arena).
+
+    In, 1024 pixels; out, 1 if a dashed path joins the discs, else 0.
+    """
+
+    name: ClassVar[str] = "pathfinder"
+    probes: ClassVar[str] = "long-range spatial relations"
+
+    def spec(self) -> pathfinder.Pathfinder:
+        """LRA's 32 x 32."""
+        return pathfinder.lra(seed=self.seed)
+
+
+@dataclass(frozen=True)
+class PathX(_OneLabel):
+    """Are the two discs on one path? 128 x 128 pixels (Long Range Arena's Path-X).
+
+    In, 16384 pixels; out, 1 if a dashed path joins the discs, else 0.
+    """
+
+    name: ClassVar[str] = "path-x"
+    probes: ClassVar[str] = "the same over 16384 positions"
+
+    def spec(self) -> pathfinder.Pathfinder:
+        """LRA's 128 x 128."""
+        return pathfinder.path_x(seed=self.seed)

@@ -1,0 +1,132 @@
+"""Checkpoints: one safetensors file, model and optimizer; the counters are in its header."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dlrnn.train.folder import write_whole
+
+HEADER, BEST = "dlrnn_run", "best.safetensors"
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+_KEPT = 2  # the last good one stays when the newest is damaged
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, counters: dict[str, Any]
+) -> None:
+    """`step-N.safetensors`; older ones but the last are removed."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, state in _optimizer_states(model, optimizer).items():
+        tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
+    _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
+    for path in checkpoints(folder)[:-_KEPT]:
+        path.unlink()
+
+
+def save_best(folder: Path, step: int, model: nn.Module, counters: dict[str, Any]) -> None:
+    """`best.safetensors`: the model alone."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    _write(folder / BEST, tensors, {"step": step, **counters})
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The oldest first."""
+    return sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
+
+
+def load_newest(
+    folder: Path, model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, Any], list[str]] | None:
+    """Restore the newest checkpoint that can be read: its counters, and what was wrong with newer
+    ones. None if there is none at all.
+    """
+    problems: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            tensors, counters = read(path)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        load_model(path, tensors, model)
+        _load_optimizer(path, tensors, model, optimizer)
+        return counters, problems
+    if problems:
+        raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
+    return None
+
+
+def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """The parameters of a checkpoint; those of another model are refused."""
+    own = model.state_dict()
+    found = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    for name, value in own.items():
+        if name not in found:
+            raise ValueError(f"{path} is of another model: it has no {name}")
+        if found[name].shape != value.shape:
+            shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
+            raise ValueError(f"{path} is of another model: its {name} is {shapes}")
+    extra = sorted(found.keys() - own.keys())
+    if extra:
+        raise ValueError(f"{path} is of another model: it has {extra[0]}, which this one lacks")
+    model.load_state_dict(found)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and counters of a checkpoint."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            counters: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from error
+    return tensors, counters
+
+
+def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+    still = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+    write_whole(path, save(still, metadata={HEADER: json.dumps(counters)}))
+
+
+def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    return {
+        names[parameter]: {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        for parameter, state in optimizer.state.items()
+    }
+
+
+def _load_optimizer(
+    path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer
+) -> None:
+    for name, parameter in model.named_parameters():
+        prefix = f"optimizer.{name}."
+        state = {
+            key.removeprefix(prefix): value
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+        if not state:
+            raise ValueError(
+                f"{path} has no optimizer state of {name}: it is no checkpoint to go on"
+            )
+        step = state.pop("step")
+        on_device = any(
+            group.get("capturable") or group.get("fused") for group in optimizer.param_groups
+        )
+        optimizer.state[parameter] = {
+            "step": step.to(parameter.device if on_device else "cpu"),
+            **{key: value.to(parameter.device, parameter.dtype) for key, value in state.items()},
+        }

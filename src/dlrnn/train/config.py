@@ -1,0 +1,145 @@
+"""A run is one complete typed configuration: nothing lives in shell history."""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from dlrnn import tasks
+from dlrnn.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """`tasks.get(name, **settings)`; its seed is the run's, unless the settings say another."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides a run.
+
+    Args:
+        task: what is learnt.
+        model: what learns it.
+        steps: updates of the parameters.
+        batch_size: samples a step, over all devices and micro-batches.
+        lr: AdamW's rate.
+        kernel_lr: the rate of kernel parameters (lambda, W); none: lr.
+        weight_decay: of all but kernel parameters.
+        schedule: constant, or a cosine to 0; both after the warm-up.
+        warmup: steps in which the rate rises linearly from 0.
+        clip: the largest norm of the gradient; none: no limit.
+        accumulate: micro-batches a step; kernels are computed once for all of them.
+        precision: fp32, or bf16 in autocast (kernels and states stay fp32).
+        log_every: steps between two records of the loss.
+        eval_every: steps between two evaluations.
+        eval_batches: batches an evaluation (all of it where the task has a set on disk).
+        checkpoint_every: steps between two checkpoints.
+        seed: of the parameters, the data and the dropout.
+    """
+
+    task: TaskConfig
+    model: ModelConfig
+    steps: int = 40_000
+    batch_size: int = 16
+    lr: float = 1e-3
+    kernel_lr: float | None = None
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: int = 0
+    clip: float | None = None
+    accumulate: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    log_every: int = 50
+    eval_every: int = 1000
+    eval_batches: int = 32
+    checkpoint_every: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "eval_batches")
+        for name in (*counts, "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "kernel_lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be more than 0, not {value}")
+        for name in ("weight_decay", "warmup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.batch_size % self.accumulate:
+            parts = f"{self.accumulate} micro-batches of one size"
+            raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")
+
+    def make_task(self) -> tasks.Task:
+        """The task, with the run's seed."""
+        return tasks.get(self.task.name, **{"seed": self.seed, **self.task.settings})
+
+    def rate(self, step: int) -> float:
+        """The share of the learning rate at step 0, 1, ..."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return 1.0
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def to_json(self) -> str:
+        """Complete, readable."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def from_json(text: str) -> RunConfig:
+    """What `to_json` wrote; unknown keys raise."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the configuration is not JSON: {error}") from error
+    with _one_sentence():
+        return _made(_parser(None), _parser(None).parse_object(values))
+
+
+def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
+    """`--steps 100 --model.mixer_options.d_state 64 --task.settings.length 512`, checked by type.
+
+    Another mixer, or another task, does not inherit the options of the one that it replaces.
+    """
+    defaults = asdict(config)
+    with _one_sentence():
+        parser = _parser(defaults)
+        values = parser.parse_args(list(arguments))
+        if values.model.mixer != config.model.mixer:
+            defaults["model"]["mixer_options"] = {}
+        if values.task.name != config.task.name:
+            defaults["task"]["settings"] = {}
+        parser = _parser(defaults)
+        return _made(parser, parser.parse_args(list(arguments)))
+
+
+def _parser(defaults: dict[str, Any] | None) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(RunConfig)
+    if defaults is not None:
+        parser.set_defaults(defaults)
+    return parser
+
+
+def _made(parser: ArgumentParser, values: Namespace) -> RunConfig:
+    return RunConfig(**parser.instantiate(values).as_dict())
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except argparse.ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error

@@ -1,0 +1,52 @@
+"""Metrics on held-out batches: computed a batch, averaged over batches."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dlrnn.tasks import Batch, Task
+from dlrnn.train.config import RunConfig
+from dlrnn.train.step import forward
+
+
+class Share(NamedTuple):
+    """Every `of`-th batch from `first` on: what one of several processes evaluates."""
+
+    first: int = 0
+    of: int = 1
+
+
+WHOLE = Share()
+
+
+def held_out(
+    task: Task, config: RunConfig, split: str, device: torch.device, share: Share = WHOLE
+) -> Iterator[Batch]:
+    """The batches of a split: all of a set on disk, else `eval_batches`."""
+    size, count = config.batch_size, task.count(split)
+    batches = config.eval_batches if count is None else -(-count // size)
+    for step in range(share.first, batches, share.of):
+        here = size if count is None else min(size, count - step * size)
+        yield task.sample(here, split=split, step=step, device=device, of=size)
+
+
+def evaluate(
+    model: nn.Module, task: Task, batches: Iterator[Batch], device: torch.device
+) -> dict[str, Tensor]:
+    """Sums of loss and metrics over batches, and their number ("batches"), on the device."""
+    was_training = model.training
+    total: dict[str, Tensor] = {"batches": torch.zeros((), dtype=torch.float64, device=device)}
+    model.eval()
+    with torch.inference_mode():
+        for batch in batches:
+            output = forward(model, batch)
+            total["batches"] = total["batches"] + 1
+            for name, value in {
+                "loss": task.loss(output, batch),
+                **task.metrics(output, batch),
+            }.items():
+                total[name] = total.get(name, 0) + value.double()
+    model.train(was_training)
+    return total

@@ -1,0 +1,156 @@
+"""A run's folder, which no other run can overwrite.
+
+config.json        the complete configuration
+environment.json   versions, device, git revision
+records.jsonl      losses and metrics by step: the same bytes however often the run was killed
+timing.jsonl       seconds and memory by step: never the same twice
+step-*.safetensors the last two checkpoints; best.safetensors the best model
+result.json        written last: the run is complete
+"""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrnn._version import __version__
+from dlrnn.train.config import RunConfig, from_json
+
+CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
+RECORDS, TIMING, LOCK = "records.jsonl", "timing.jsonl", "lock"
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config: RunConfig) -> "RunFolder":
+        """A new folder; one that holds anything is refused."""
+        folder = cls(path)
+        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            if (folder.path / RESULT).exists():
+                raise ValueError(f"{path} holds a run that is complete; choose another --out")
+            if (folder.path / CONFIG).exists():
+                go_on = f"go on with `dlrnn train --resume {path}`, or choose another --out"
+                raise ValueError(f"{path} holds a run that was stopped; {go_on}")
+            raise ValueError(f"{path} is not empty; choose another --out")
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_whole(folder.path / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+        write_whole(folder.path / CONFIG, config.to_json().encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """One that is there."""
+        if not (Path(path) / CONFIG).is_file():
+            raise ValueError(f"{path} is not the folder of a run: it has no {CONFIG}")
+        return cls(path)
+
+    @property
+    def config(self) -> RunConfig:
+        """As it was begun with."""
+        return from_json((self.path / CONFIG).read_text())
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """None while the run is not complete."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / RESULT).read_text())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every line of records.jsonl."""
+        path = self.path / RECORDS
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process a run; the lock goes with the process that holds it."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        with open(self.path / LOCK, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{self.path} is in use by another process") from None
+            yield
+
+
+class Lines:
+    """A file of JSON lines that is only appended to, and cut back to a known length on resume."""
+
+    def __init__(self, path: Path, length: int | None) -> None:
+        self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
+        if length is not None:
+            self._file.truncate(length)
+
+    def append(self, values: dict[str, Any]) -> None:
+        """Add a line; it is in the file when this returns."""
+        self._file.write(json.dumps(values).encode() + b"\n")
+        self._file.flush()
+
+    def length(self) -> int:
+        """Bytes that are safe on the disk."""
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """No more lines."""
+        self._file.close()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Beside, fsync, rename: the file is whole or as it was."""
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def environment() -> dict[str, Any]:
+    """What a result may depend on, besides its configuration."""
+    cuda = torch.cuda.is_available()
+    return {
+        "dlrnn": __version__,
+        "git": _git("rev-parse", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the source that runs, None outside a checkout."""
+    here = Path(__file__).parent
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(here), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None

@@ -1,0 +1,230 @@
+"""The one loop for all tasks and models."""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from dlrnn.models import build_model
+from dlrnn.tasks import Task
+from dlrnn.train.checkpoint import (
+    BEST,
+    load_model,
+    load_newest,
+    read,
+    save_best,
+    save_checkpoint,
+)
+from dlrnn.train.config import RunConfig
+from dlrnn.train.evaluate import Share, evaluate, held_out
+from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
+from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
+from dlrnn.train.step import TrainingStep, make_optimizer, prefetched
+
+
+def train(
+    path: str | Path,
+    config: RunConfig | None = None,
+    *,
+    device: str = "cpu",
+    devices: int = 1,
+    strategy: str = "auto",
+    show: bool = True,
+    writer: str = "tensorboard",
+) -> dict[str, Any]:
+    """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
+
+    Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
+    same weights and records, bit by bit, on the same device.
+    """
+    precision: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    known = RunFolder.open(path).config if config is None else config
+    fabric = Fabric(
+        accelerator=torch.device(device).type,
+        devices=devices,
+        strategy=strategy,
+        precision=precision[known.precision],
+    )
+    fabric.launch()
+    if config is not None and fabric.is_global_zero:
+        RunFolder.create(path, config)
+    fabric.barrier()
+    folder = RunFolder.open(path)
+    with ExitStack() as stack:
+        if fabric.is_global_zero:
+            stack.enter_context(folder.locked())
+        if folder.result is not None:
+            return folder.result
+        return _Run(folder, fabric, stack, show, writer).go()
+
+
+def make_model(config: RunConfig, task: Task) -> nn.Module:
+    """The model of a run, initialised from its seed."""
+    torch.manual_seed(config.seed)
+    model = build_model(
+        config.model,
+        d_input=task.d_input,
+        vocabulary=task.vocabulary,
+        d_output=task.d_output,
+        pooled=task.pooled,
+    )
+    if task.causal and not getattr(model, "causal", True):
+        raise ValueError(
+            f"{task.name} asks for a model that reads from left to right: its mixer must not be"
+            " bidirectional"
+        )
+    return model
+
+
+def load_best(path: str | Path, device: torch.device) -> tuple[nn.Module, Task, RunConfig]:
+    """The best model of a run, its task and its configuration."""
+    folder = RunFolder.open(path)
+    task = folder.config.make_task()
+    model = make_model(folder.config, task)
+    load_model(folder.path / BEST, read(folder.path / BEST)[0], model)
+    return model.to(device).eval(), task, folder.config
+
+
+class _Run:
+    """A run on this process."""
+
+    def __init__(
+        self, folder: RunFolder, fabric: Fabric, stack: ExitStack, show: bool, writer: str
+    ) -> None:
+        self.folder, self.fabric, self.config = folder, fabric, folder.config
+        self.device, self.leads = fabric.device, fabric.is_global_zero
+        self.task = self.config.make_task()
+        self.bare = make_model(self.config, self.task)
+        self.parameters = sum(p.numel() for p in self.bare.parameters())
+        self.bare.to(self.device)
+        self.bare_optimizer = make_optimizer(self.config, self.bare, self.device)
+        self.best: dict[str, Any] = {"value": None, "step": 0}
+        self.last: dict[str, float] = {}
+        self.start = self._resume(stack)
+        self.model, self.optimizer = fabric.setup(self.bare, self.bare_optimizer)
+        self.step = TrainingStep(self.config, self.task, self.model, self.optimizer, fabric)
+        shown = show and self.leads
+        name = f"{self.task.name} {self.config.model.mixer}"
+        steps = self.config.steps
+        self.progress = Shown(name, self.start, steps, self.device) if shown else Silent()
+        for problem in self.problems:
+            self.progress.say(f"{problem}; going on from an older one")
+        self.writer = _writer(writer, folder.path) if self.leads else None
+        if self.writer is not None:
+            stack.callback(self.writer.close)
+
+    def _resume(self, stack: ExitStack) -> int:
+        found = load_newest(self.folder.path, self.bare, self.bare_optimizer)
+        counters, self.problems = found or ({"step": 0, "records": 0}, [])
+        self.best, self.last = counters.get("best", self.best), counters.get("last", self.last)
+        if self.leads:
+            self.records = Lines(self.folder.path / RECORDS, counters["records"])
+            self.timing = Lines(self.folder.path / TIMING, None)
+            for lines in (self.records, self.timing):
+                stack.callback(lines.close)
+        step: int = counters["step"]
+        return step
+
+    def go(self) -> dict[str, Any]:
+        """Every step that is left."""
+        config, began = self.config, time.perf_counter()
+        self.model.train()
+        logged = self.start
+        batches = prefetched(self.step, self.start, config.steps)
+        with self.progress:
+            for done, parts in enumerate(batches, start=self.start + 1):
+                self.step(done - 1, parts)
+                ends = done == config.steps
+                if done % config.log_every == 0 or ends or self.device.type == "cpu":
+                    self.step.check_finite()
+                checkpoint = done % config.checkpoint_every == 0 or ends
+                if done % config.log_every == 0 or checkpoint:
+                    loss = self.step.take_loss(done - logged)
+                    logged = done
+                    self._record(
+                        done, "train", {"loss": loss, "lr": config.lr * config.rate(done - 1)}
+                    )
+                    self._time(done, time.perf_counter() - began)
+                if done % config.eval_every == 0 or ends:
+                    self._evaluate(done)
+                if checkpoint:
+                    self._checkpoint(done)
+        result = self._result(time.perf_counter() - began)
+        if self.leads:
+            content = json.dumps(result, indent=1) + "\n"
+            write_whole(self.folder.path / RESULT, content.encode())
+        self.fabric.barrier()
+        return result
+
+    def _evaluate(self, step: int) -> None:
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        share = Share(rank, world)
+        batches = held_out(self.task, self.config, "validation", self.device, share)
+        total = evaluate(self.model, self.task, batches, self.device)
+        names = sorted(total)
+        sums = torch.stack([total[name] for name in names])
+        if world > 1:
+            sums = self.fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
+        values = dict(zip(names, sums.tolist(), strict=True))
+        count = values.pop("batches")
+        self.last = {name: value / count for name, value in values.items()}
+        self._record(step, "validation", self.last)
+        value = self.last[self.task.metric]
+        if self.best["value"] is None or value > self.best["value"]:
+            self.best = {"value": value, "step": step}
+            if self.leads:
+                save_best(self.folder.path, step, self.bare, {self.task.metric: value})
+
+    def _checkpoint(self, step: int) -> None:
+        if self.leads:
+            counters = {"records": self.records.length(), "best": self.best, "last": self.last}
+            save_checkpoint(self.folder.path, step, self.bare, self.bare_optimizer, counters)
+
+    def _record(self, step: int, split: str, values: dict[str, float]) -> None:
+        if not self.leads:
+            return
+        self.records.append({"step": step, "split": split, **values})
+        shown = {k: v for k, v in values.items() if k != "lr"}
+        self.progress.show(
+            step, shown if split == "train" else {self.task.metric: values[self.task.metric]}
+        )
+        if self.writer is not None:
+            for name, value in values.items():
+                self.writer.add_scalar(f"{name}/{split}", value, step)
+
+    def _time(self, step: int, seconds: float) -> None:
+        if self.leads:
+            cuda = self.device.type == "cuda"
+            memory = torch.cuda.max_memory_allocated(self.device) if cuda else None
+            line = {"step": step, "from": self.start, "seconds": seconds, "memory": memory}
+            self.timing.append(line)
+
+    def _result(self, seconds: float) -> dict[str, Any]:
+        return {
+            "task": self.task.name,
+            "metric": self.task.metric,
+            "value": self.last[self.task.metric],
+            "best": self.best["value"],
+            "best_step": self.best["step"],
+            "steps": self.config.steps,
+            "seed": self.config.seed,
+            "parameters": self.parameters,
+            "seconds": round(seconds, 3),
+            "seconds_from_step": self.start,
+            "device": torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else "cpu",
+        }
+
+
+def _writer(name: str, folder: Path) -> Writer | None:
+    if name == "tensorboard":
+        return tensorboard(folder)
+    if name == "wandb":
+        return wandb(folder)
+    return None

@@ -1,0 +1,120 @@
+"""What a person sees of a run: a bar in a terminal, plain lines elsewhere, and TensorBoard."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Anything that keeps scalars by step."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """One value."""
+
+    def close(self) -> None:
+        """No more."""
+
+
+class Silent:
+    """Nothing to see."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def show(self, step: int, values: dict[str, Any]) -> None:
+        """Loss or metrics of a step."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+
+
+class Shown(Silent):
+    """A rich bar where there is a terminal, else a line every few seconds."""
+
+    def __init__(self, name: str, start: int, steps: int, device: torch.device) -> None:
+        self.name, self.start, self.steps, self.device = name, start, steps, device
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[values]}"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task(name, total=steps, completed=start, values="")
+        self.began, self.last_line = time.perf_counter(), 0.0
+        self.values: dict[str, str] = {}
+
+    def __enter__(self) -> "Shown":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, step: int, values: dict[str, Any]) -> None:
+        """Loss, metric, steps a second, device memory; the bar adds the time left."""
+        now = time.perf_counter()
+        rate = (step - self.start) / max(now - self.began, 1e-9)
+        self.values |= {k: f"{v:.4g}" for k, v in values.items() if isinstance(v, float)}
+        words = [f"{name} {value}" for name, value in self.values.items()]
+        words.append(f"{rate:.3g} steps/s")
+        if self.device.type == "cuda":
+            words.append(f"{torch.cuda.max_memory_allocated(self.device) / 2**30:.2g} GiB")
+        text = "  ".join(words)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, values=text)
+        elif now - self.last_line > 5 or step == self.steps:
+            self.last_line = now
+            left = (self.steps - step) / max(rate, 1e-9)
+            print(f"{self.name}  {step}/{self.steps}  {text}  {left:.0f} s left", file=sys.stderr)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self.console.print(text)
+
+
+def tensorboard(folder: Path) -> Writer:
+    """Event files beside the records."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Writer = SummaryWriter(str(folder / "tensorboard"))
+    return writer
+
+
+def wandb(folder: Path) -> Writer:
+    """Weights & Biases, when asked for and installed."""
+    try:
+        import wandb as service  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ValueError("W&B was asked for and is not installed: pip install wandb") from None
+    run = service.init(dir=str(folder), name=str(folder), config=_config(folder))
+
+    class Sent:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            run.log({tag: scalar_value}, step=global_step)
+
+        def close(self) -> None:
+            run.finish()
+
+    return Sent()
+
+
+def _config(folder: Path) -> Any:
+    import json
+
+    return json.loads((folder / "config.json").read_text())

@@ -1,0 +1,203 @@
+"""One update of the parameters: on a GPU a captured graph, elsewhere plain PyTorch."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from dlrnn.nn import held_kernels, param_groups
+from dlrnn.tasks import Batch, Task
+from dlrnn.train.config import RunConfig
+
+_WARM = 3  # steps before a graph is captured: libraries choose their algorithms in them
+
+
+def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) -> Optimizer:
+    """AdamW, groups by role; on a GPU its rate is a tensor, which a captured graph reads."""
+    groups = param_groups(
+        model, lr=config.lr, weight_decay=config.weight_decay, kernel_lr=config.kernel_lr
+    )
+    on_gpu = device.type == "cuda"
+    for group in groups:
+        group["full_lr"] = group["lr"]
+        if on_gpu:
+            group["lr"] = torch.tensor(group["lr"], device=device)
+    return AdamW(groups, fused=True, capturable=on_gpu)
+
+
+class TrainingStep:
+    """`step(k)` makes update k = 0, 1, ...; losses are summed on the device until `take_loss`."""
+
+    def __init__(
+        self, config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, fabric: Fabric
+    ) -> None:
+        self.config, self.task, self.model, self.optimizer = config, task, model, optimizer
+        self.fabric, self.device = fabric, fabric.device
+        world = fabric.world_size
+        if config.batch_size % (world * config.accumulate):
+            parts = f"{world} processes and {config.accumulate} micro-batches"
+            raise ValueError(f"batch_size {config.batch_size} cannot be divided among {parts}")
+        self.part = config.batch_size // (world * config.accumulate)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self.bad_parameter = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.index = torch.zeros((), dtype=torch.int64, device=self.device)  # of the step
+        self._drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
+        self._capture = self.device.type == "cuda" and world == 1 and not self._drops
+        self._warm = 0
+        self._makers = [self._maker(k) for k in range(config.accumulate)]
+        self._stream = torch.cuda.Stream() if self._capture else None
+
+    def __call__(self, step: int, batches: list[Batch] | None) -> None:
+        """One update; `batches` are its micro-batches, None where the device makes them."""
+        self._set_rate(step)
+        if self._drops:
+            torch.manual_seed(
+                (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
+            )
+        if not self._capture:
+            self.index.fill_(step)
+            self._update(batches)
+            return
+        self._feed_graph(batches)
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        assert self._stream is not None
+        if self._warm == 0:
+            self.index.fill_(step)
+        if self._warm < _WARM:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._update(self._feed or None)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._warm += 1
+            return
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._update(self._feed or None)
+        self._graph.replay()
+
+    def _feed_graph(self, batches: list[Batch] | None) -> None:
+        if batches is None:
+            return
+        if not self._feed:
+            self._feed = [Batch(*(None if t is None else t.clone() for t in b)) for b in batches]  # type: ignore[arg-type]
+            return
+        for static, batch in zip(self._feed, batches, strict=True):
+            for place, value in zip(static, batch, strict=True):
+                if place is not None and value is not None:
+                    place.copy_(value, non_blocking=True)
+
+    def _update(self, batches: list[Batch] | None) -> None:
+        parts = self.config.accumulate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        with held_kernels(self.model) if parts > 1 else nullcontext():
+            for k in range(parts):
+                batch = self._makers[k](self.index) if batches is None else batches[k]
+                with self.fabric.no_backward_sync(self.model, enabled=k < parts - 1):  # type: ignore[arg-type]
+                    part = self.task.loss(forward(self.model, batch), batch) / parts
+                    self.fabric.backward(part)
+                loss += part.detach()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        if self.config.clip is not None:
+            share = (self.config.clip / (norms.norm() + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, share)
+        self._note_bad(norms.isfinite())
+        self.optimizer.step()
+        self.loss_sum += loss
+        self.index += 1
+
+    def samples(self, step: int) -> list[Batch]:
+        """All micro-batches of this process."""
+        return [maker(step) for maker in self._makers]
+
+    def _maker(self, part: int) -> Callable[[int | Tensor], Batch]:
+        """Micro-batch `part` of this process, by its step."""
+        first = (self.fabric.global_rank * self.config.accumulate + part) * self.part
+        return batch_maker(self.task, self.part, self.device, first, self.config.batch_size)
+
+    def take_loss(self, steps: int) -> float:
+        """The mean over the last `steps`, over all processes; waits for the device."""
+        mean = self.loss_sum / steps
+        if self.fabric.world_size > 1:
+            mean = self.fabric.all_reduce(mean, reduce_op="mean")  # type: ignore[assignment]
+        value = float(mean)
+        self.loss_sum.zero_()
+        return value
+
+    def _note_bad(self, finite: Tensor) -> None:
+        """Keep the first step with a gradient that is not finite, and whose it is."""
+        new = ~finite.all() & (self.bad_step < 0)
+        self.bad_step.copy_(torch.where(new, self.index, self.bad_step))
+        first = (~finite).to(torch.int64).argmax()
+        self.bad_parameter.copy_(torch.where(new, first, self.bad_parameter))
+
+    def check_finite(self) -> None:
+        """Stop at a gradient that is not finite, and name it; waits for the device."""
+        step = int(self.bad_step)
+        if step < 0:
+            return
+        names = [n for n, p in self.model.named_parameters() if p.grad is not None]
+        name = names[int(self.bad_parameter)].split("module.")[-1]
+        raise FloatingPointError(
+            f"step {step + 1}: the gradient of {name} is not finite; the last checkpoint is good:"
+            " try a smaller learning rate or --clip 1"
+        )
+
+    def _set_rate(self, step: int) -> None:
+        if self.config.schedule == "constant" and step > self.config.warmup and self._warm:
+            return
+        share = self.config.rate(step)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["full_lr"] * share)
+            else:
+                group["lr"] = group["full_lr"] * share
+
+
+def batch_maker(
+    task: Task, size: int, device: torch.device, first: int = 0, of: int | None = None
+) -> Callable[[int | Tensor], Batch]:
+    """`task.sample` by the step alone; compiled where the GPU makes batches, into a few kernels."""
+
+    def make(step: int | Tensor) -> Batch:
+        where = {"device": device, "first": first, "of": of}
+        return task.sample(size, split="train", step=step, **where)  # type: ignore[arg-type]
+
+    if not task.on_device or device.type != "cuda":
+        return make
+    compiled: Callable[[int | Tensor], Batch] = torch.compile(make, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def forward(model: nn.Module, batch: Batch) -> Tensor:
+    """The model's answer to a batch."""
+    output: Tensor = model(batch.inputs) if batch.lengths is None else model(*batch[::2])
+    return output
+
+
+def prefetched(step: TrainingStep, start: int, stop: int) -> Iterator[list[Batch] | None]:
+    """The micro-batches of steps start .. stop - 1; None each where the device makes them.
+
+    Those that come from the host are made by a thread, two steps ahead.
+    """
+    if step.task.on_device:
+        yield from (None for _ in range(start, stop))
+        return
+    with ThreadPoolExecutor(1) as thread:
+        ahead = deque(thread.submit(step.samples, k) for k in range(start, min(start + 2, stop)))
+        for k in range(start, stop):
+            batches = ahead.popleft().result()
+            if k + 2 < stop:
+                ahead.append(thread.submit(step.samples, k + 2))
+            yield batches

@@ -1,0 +1,196 @@
+"""A configuration that exists can be built; one that cannot is one sentence."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+
+from dlrnn import DLR
+from dlrnn import nn as mixers
+from dlrnn.models import MIXERS, ModelConfig, build_model
+from dlrnn.models.config import mixer_class
+
+STATES = {"d_state": 6}
+
+
+def test_a_config_makes_its_mixer():
+    config = ModelConfig("dlr", STATES | {"dropout": 0.25}, d_model=4)
+    layer = config.make_mixer()
+    assert isinstance(layer, DLR)
+    assert (layer.d_model, layer.d_state, layer.dropout_p) == (4, 6, 0.25)
+    assert ModelConfig("dlrnn.nn.DLR", STATES).make_mixer().d_model == 128
+
+
+def test_it_is_plain_data():
+    config = ModelConfig("attention", {"heads": 2}, d_model=8, layers=3, norm="pre", pooling="last")
+    assert ModelConfig(**json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_options_are_not_shared_with_the_caller():
+    options = dict(STATES)
+    config = ModelConfig("dlr", options)
+    options["d_stat"] = 7
+    assert config.mixer_options == STATES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"mixer": "dlrr"}, "there is no mixer 'dlrr': did you mean 'dlr'?"),
+        (
+            {"mixer": "Attention_FF"},
+            "there is no mixer 'Attention_FF': did you mean 'attention-ff'?",
+        ),
+        (
+            {"mixer": "qwx"},
+            "there is no mixer 'qwx': it can be dlr, dss, s4d, s4, sgconv, attention,",
+        ),
+        ({"mixer": 3}, "mixer must be a name or an import path, not 3"),
+        (
+            {"mixer": "nowhere.MyLayer"},
+            "the mixer 'nowhere.MyLayer' cannot be imported: No module named 'nowhere'",
+        ),
+        (
+            {"mixer": "dlrnn.nn.DLRR"},
+            "the mixer 'dlrnn.nn.DLRR' cannot be imported: module 'dlrnn.nn' has no attribute",
+        ),
+        (
+            {"mixer": "dlrnn.ops.vandermonde"},
+            "the mixer 'dlrnn.ops.vandermonde' must be a class of torch modules",
+        ),
+        (
+            {"mixer": "collections.OrderedDict"},
+            "the mixer 'collections.OrderedDict' must be a class of torch modules",
+        ),
+        ({"mixer_options": {}}, "the mixer 'dlr' needs the option d_state in mixer_options"),
+        (
+            {"mixer_options": {"d_stat": 6}},
+            "the mixer 'dlr' has no option 'd_stat': did you mean 'd_state'?",
+        ),
+        (
+            {"mixer_options": STATES | {"zzz": 6}},
+            "the mixer 'dlr' has no option 'zzz': it can be d_state, bidirectional, cast,",
+        ),
+        (
+            {"mixer_options": STATES | {"d_model": 6}},
+            "d_model is set for the model, not in mixer_options",
+        ),
+        (
+            {"mixer": "attention", "mixer_options": {"chunk": 6}},
+            "the mixer 'attention' has no option 'chunk': it can be heads, bidirectional,",
+        ),
+        ({"mixer_options": None}, "mixer_options must be a dict, not a NoneType"),
+        ({"d_model": 0}, "d_model must be a whole number of at least 1, not 0"),
+        ({"layers": 1.5}, "layers must be a whole number of at least 1, not 1.5"),
+        ({"norm": "both"}, "norm must be one of pre, post, not 'both'"),
+        ({"pooling": "min"}, "pooling must be one of max, mean, last, not 'min'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be(arguments, sentence, unchecked):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        ModelConfig(**{"mixer": "dlr", "mixer_options": STATES, **arguments})
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the shape checker that only tests install: what a user sees."""
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def test_incompatible_sizes_are_the_mixers_own_sentence():
+    config = ModelConfig("attention", d_model=12)
+    with pytest.raises(ValueError, match=r"^d_model must be a multiple of 2 \* heads"):
+        build_model(config, d_input=3, d_output=8)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_name_is_a_mixer(name):
+    assert mixer_class(name) is getattr(mixers, MIXERS[name].removeprefix("dlrnn.nn."))
+
+
+# ---------------------------------------------------------------------------------- one's own
+
+MY_LAYER = """
+import torch
+from torch import nn
+
+class MyLayer(nn.Module):
+    def __init__(self, d_model, *, width=3, **more):
+        super().__init__()
+        self.mix = nn.Conv1d(d_model, d_model, width, padding=width - 1)
+
+    def forward(self, x):
+        return torch.relu(self.mix(x.mT)[..., : x.shape[1]]).mT
+
+class Constant(nn.Module):
+    pass
+
+class TooShort(MyLayer):
+    def forward(self, x):
+        return x[:, 1:]
+
+class Pair(MyLayer):
+    def forward(self, x):
+        return x, x
+"""
+
+
+@pytest.fixture
+def my_package(tmp_path, monkeypatch):
+    (tmp_path / "my_package.py").write_text(MY_LAYER)
+    (tmp_path / "broken_package.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_ones_own_mixer_by_its_import_path(my_package):
+    config = ModelConfig("my_package.MyLayer", {"width": 5}, d_model=4, layers=2)
+    model = build_model(config, d_input=3, d_output=2)
+    assert model(torch.randn(2, 9, 3)).shape == (2, 9, 2)
+    assert model.causal
+    assert isinstance(model.blocks[1].mixer.mix, nn.Conv1d)
+
+
+def test_a_sink_of_options_does_not_swallow_a_misspelt_one(my_package):
+    sentence = "^the mixer 'my_package.MyLayer' has no option 'widht': did you mean 'width'"
+    with pytest.raises(ValueError, match=sentence):
+        ModelConfig("my_package.MyLayer", {"widht": 5})
+
+
+def test_what_ones_own_mixer_cannot_do_is_a_sentence(my_package):
+    x = torch.randn(2, 9, 3)
+
+    def model(name):
+        return build_model(ModelConfig(f"my_package.{name}", d_model=4), d_input=3, d_output=2)
+
+    mine = model("MyLayer")
+    for call, sentence in (
+        (lambda: mine(x, torch.tensor([9, 4])), "the mixer MyLayer cannot do this: it takes no l"),
+        (lambda: mine(x, return_state=True), "the mixer MyLayer cannot do this: it takes no state"),
+        (
+            lambda: mine.initial_state(2),
+            "the mixer MyLayer cannot do this: it has no initial_state",
+        ),
+        (lambda: mine.step(x[:, 0]), "the mixer MyLayer cannot do this: it has no step"),
+        (
+            lambda: model("TooShort")(x),
+            r"the mixer TooShort must give the shape of its input, \[2, 9, 4\], and gave \[2, 8, 4",
+        ),
+        (lambda: model("Pair")(x), "the mixer Pair must give a tensor, not a tuple"),
+        (
+            lambda: model("Constant"),
+            "the mixer 'my_package.Constant' must take d_model first, and it takes nothing",
+        ),
+        (
+            lambda: ModelConfig("broken_package.MyLayer"),
+            "the mixer 'broken_package.MyLayer' cannot be imported: division by zero",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            call()

@@ -1,0 +1,308 @@
+import math
+
+import pytest
+import torch
+from support import DEVICE, assert_close, gradients, run_python
+from torch.nn import functional as F
+
+from dlrnn.nn import SGConv, save_model
+from dlrnn.nn.sgconv import upsample
+from dlrnn.ops import OnlineState, reference
+
+LENGTH, D_KERNEL = 70, 4  # 6 scales: 128 entries
+OPTIONS = [
+    {},
+    {"decay": 0.5},
+    {"length": 100, "d_kernel": 200},
+    {"kernel_length": 9},
+    {"bidirectional": True},
+    {"bidirectional": True, "kernel_length": 20, "glu": True},
+    {"project": False},
+]
+CAUSAL = [options for options in OPTIONS if "bidirectional" not in options]
+
+
+def make(dtype=torch.float64, **options):
+    """With a norm that is not that of the kernel any more, as after training."""
+    layer = SGConv(3, **{"length": LENGTH, "d_kernel": D_KERNEL, **options}).to(DEVICE, dtype)
+    with torch.no_grad():
+        layer.sub_kernels.normal_(std=0.3)
+    return layer
+
+
+def random(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+
+def interpolated(values, factor):
+    """Entry by entry: the straight line between the two nearest old entries."""
+    entries = []
+    for j in range(factor * len(values)):
+        place = (j + 0.5) / factor - 0.5
+        left = math.floor(place)
+        ends = [values[min(max(k, 0), len(values) - 1)] for k in (left, left + 1)]
+        entries.append(ends[0] * (left + 1 - place) + ends[1] * (place - left))
+    return torch.stack(entries)
+
+
+def kernel_by_definition(layer, length):
+    rows = []
+    for sub_kernels, norm in zip(layer.sub_kernels.double().cpu(), layer.kernel_norm, strict=True):
+        pieces = [sub_kernels[0]]
+        for i, sub_kernel in enumerate(sub_kernels[1:], start=1):
+            pieces.append(layer.decay**i * interpolated(sub_kernel, 2 ** (i - 1)))
+        entries = torch.cat(pieces) / norm.item()
+        entries = torch.cat((entries, torch.zeros(length, dtype=torch.float64)))
+        rows.append(entries[: min(length, layer.kernel_length or length)])
+    return torch.stack(rows)
+
+
+def by_definition(layer, x):
+    x, H = x.double().cpu(), layer.d_model
+    K = kernel_by_definition(layer, x.shape[1])
+    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None)
+    y = y + layer.D.double().cpu() * x
+    if not layer.project:
+        return y
+    y = F.gelu(y) @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
+    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+
+
+@pytest.mark.parametrize("length", [1, 2, 33, 70])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_layer_is_its_definition_gradients_included(options, length):
+    layer, x = make(**options), random(2, length, 3).requires_grad_()
+    y, expected = layer(x), by_definition(layer, x)
+    assert_close(y, expected, 1e-12)
+    inputs, grad = (x, *layer.parameters()), torch.randn_like(expected)
+    want = gradients(expected, inputs, grad)
+    for have, wanted in zip(gradients(y, inputs, grad), want, strict=True):
+        assert_close(have, wanted, 1e-11)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 8])
+@pytest.mark.parametrize("entries", [1, 2, 7])
+def test_upsampling_is_pytorchs(factor, entries):
+    values = random(3, entries).cpu()
+    size = factor * entries
+    expected = F.interpolate(values[None], size=size, mode="linear", align_corners=False)[0]
+    assert_close(upsample(values, factor), expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("length", "d_kernel", "scales"),
+    [(2**18, 4096, 7), (2**14, 4096, 3), (2**13, 4096, 1), (100, 4096, 1), (1, 1, 1), (70, 4, 6)],
+)
+def test_number_of_scales(length, d_kernel, scales):
+    assert SGConv(1, length=length, d_kernel=d_kernel).scales == scales
+
+
+def test_zeros_where_the_scales_end_before_the_input():
+    """The paper's count of scales can fall short of the length by less than d."""
+    kernel = make(length=9, d_kernel=4).kernel(9)  # two scales: 8 entries
+    assert (kernel[:, :8] != 0).all()
+    assert (kernel[:, 8:] == 0).all()
+
+
+def test_parameter_count_of_table_2():
+    """L = 2^18, H = 32; Shift's encoder takes 3 features to 32, its decoder 32 to 8."""
+    layer = SGConv(32, length=2**18)
+    have = sum(p.numel() for p in layer.parameters()) + 3 * 32 + 32 + 2 * 32 + 32 * 8 + 8
+    assert abs(have - 920_000) < 1000
+
+
+def test_initialisation_is_the_papers():
+    torch.manual_seed(1)
+    layer = SGConv(8, length=2**12, d_kernel=256, decay=0.5)
+    assert layer.sub_kernels.std().item() == pytest.approx(1 / 256, rel=0.02)
+    assert_close(layer.kernel(2**12).norm(dim=-1), torch.ones(8), 1e-6)
+    assert layer.kernel_parameters == ("sub_kernels",)
+
+
+def test_the_norm_is_saved_with_the_weights():
+    layer = make()
+    assert "kernel_norm" in layer.state_dict()
+    assert "kernel_norm" not in dict(layer.named_parameters())
+    again = SGConv(**layer.options()).to(DEVICE).double()
+    assert not torch.equal(again.kernel(70), layer.kernel(70))
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again.kernel(70), layer.kernel(70))
+
+
+def test_the_norm_is_in_a_file(tmp_path):
+    from safetensors.torch import load_file
+
+    layer = make(torch.float32)
+    save_model(layer, tmp_path / "layer.safetensors")
+    again = SGConv(**layer.options())
+    again.load_state_dict(load_file(tmp_path / "layer.safetensors"))
+    assert torch.equal(again.kernel(70), layer.cpu().kernel(70))
+
+
+def test_the_norm_stays_while_the_kernel_is_trained():
+    layer = make()
+    kernel = layer.kernel(70)
+    with torch.no_grad():
+        layer.sub_kernels *= 3
+    assert_close(layer.kernel(70), 3 * kernel, 1e-14)
+
+
+def test_fp32_at_a_long_length():
+    layer = SGConv(4, length=2**16, d_kernel=256).to(DEVICE)
+    exact = SGConv(**layer.options()).to(DEVICE).double()
+    exact.load_state_dict(layer.state_dict())
+    x = random(1, 2**16, 4, dtype=torch.float32)
+    assert_close(layer(x), exact(x.double()), 1e-5)
+
+
+def test_second_derivative_through_the_layer():
+    layer, x = make(length=12, d_kernel=2, activation="silu"), random(1, 12, 3).requires_grad_()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def call(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradgradcheck(call, (x, *parameters))
+
+
+def test_autocast_keeps_the_kernel_in_fp32():
+    layer = make(torch.float32)
+    kernel = layer.kernel(70)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert torch.equal(layer.kernel(70), kernel)
+        assert layer(random(2, 70, 3, dtype=torch.float32)).dtype == torch.bfloat16
+
+
+def test_options_make_the_layer_again():
+    options = {
+        **{"d_model": 4, "length": 50, "d_kernel": 4, "decay": 0.5, "bidirectional": True},
+        **{"kernel_length": 9, "glu": True, "activation": "silu", "dropout": 0.25, "project": True},
+    }
+    assert SGConv(**options).options() == options
+    shown = "d_model=4, bidirectional, glu, kernel_length=9, length=50, d_kernel=4, scales=5"
+    assert shown in repr(SGConv(**options))
+
+
+# ---------------------------------------------------------------------------------- streaming
+
+
+def in_chunks(layer, x, sizes):
+    state, outputs = None, []
+    for chunk in x.split(sizes, dim=1):
+        y, state = layer(chunk, state, return_state=True)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1)
+
+
+def in_steps(layer, x, state=None):
+    outputs = []
+    for x_t in x.unbind(1):
+        y, state = layer.step(x_t, state)
+        outputs.append(y)
+    return torch.stack(outputs, dim=1)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("options", CAUSAL, ids=str)
+def test_whole_is_chunks_is_steps_gradients_included(options, dtype, tolerance):
+    layer, x = make(dtype, **options), random(2, 70, 3, dtype=dtype).requires_grad_()
+    whole, inputs = layer(x), (x, *layer.parameters())
+    grad = torch.randn_like(whole)
+    want = gradients(whole, inputs, grad)
+    for streamed in (in_chunks(layer, x, [1, 7, 62]), in_steps(layer, x)):
+        assert_close(streamed, whole, tolerance)
+        for have, wanted in zip(gradients(streamed, inputs, grad), want, strict=True):
+            assert_close(have, wanted, tolerance)
+    assert isinstance(layer.initial_state(2), OnlineState)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_padded_is_each_alone(options):
+    layer, x = make(**options), random(4, 60, 3)
+    lengths = torch.tensor([60, 1, 33, 0], device=DEVICE)
+    x[torch.arange(60, device=DEVICE) >= lengths[:, None]] = float("nan")
+    y = layer(x, lengths=lengths)
+    for b, n in enumerate(lengths.tolist()):
+        assert (y[b, n:] == 0).all()
+        if n:
+            assert_close(y[b, :n], layer(x[b : b + 1, :n])[0], 1e-12)
+
+
+def test_padded_states_are_each_alone():
+    layer, x = make(), random(3, 41, 3)
+    lengths = torch.tensor([40, 3, 17], device=DEVICE)
+    _, state = layer(x[:, :40], return_state=True, lengths=lengths)
+    last, _ = layer.step(x[:, 40], state)
+    for b, n in enumerate(lengths.tolist()):
+        alone = torch.cat((x[b, :n], x[b, 40:]))[None]
+        assert_close(last[b], layer(alone)[0, -1], 1e-10)
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the shape checker that only tests install: what a user sees."""
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"length": 0}, "length must be a whole number of at least 1, not 0"),
+        ({"d_kernel": 2.0}, "d_kernel must be a whole number of at least 1, not 2.0"),
+        ({"decay": 0.0}, "decay must be above 0 and at most 1, not 0.0"),
+        ({"decay": 1.5}, "decay must be above 0 and at most 1, not 1.5"),
+        ({"kernel_length": 11}, "kernel_length must be at most length, 10, not 11"),
+    ],
+    ids=str,
+)
+def test_bad_options(options, sentence, unchecked):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        SGConv(**{"d_model": 4, "length": 10, **options})
+
+
+def test_an_input_longer_than_the_layer_was_built_for():
+    layer, x = make(length=20), random(1, 21, 3)
+    sentence = "^this SGConv layer was built for length=20, and the input has 21 positions: build"
+    layer(x[:, :20])
+    _, state = layer(x[:, :13], return_state=True)
+    layer(x[:, 13:20], state)
+    _, full = layer(x[:, :20], return_state=True)
+    for call in (
+        lambda: layer(x),
+        lambda: layer(x, return_state=True),
+        lambda: layer(x[:, 13:], state),
+        lambda: layer.step(x[:, 20], full),
+        lambda: in_steps(layer, x),
+        lambda: layer.kernel(21),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+
+
+def test_a_cut_kernel_reads_inputs_of_any_length():
+    layer, x = make(length=20, kernel_length=20), random(1, 50, 3)
+    assert_close(layer(x), by_definition(layer, x), 1e-12)
+    assert_close(in_steps(layer, x), layer(x), 1e-10)
+
+
+def test_one_graph_without_breaks_serves_many_lengths():
+    code = f"""
+import torch
+from dlrnn.nn import SGConv
+layer = SGConv(4, length=80, d_kernel=8).to({str(DEVICE)!r})
+compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+for length in (20, 33, 80):
+    x = torch.randn(2, length, 4, device={str(DEVICE)!r})
+    y, expected = compiled(x), layer(x)
+    torch.testing.assert_close(y, expected)
+    have, want = (torch.autograd.grad(o.sum(), layer.sub_kernels)[0] for o in (y, expected))
+    torch.testing.assert_close(have, want)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, torch._dynamo.utils.counters
+print("ok")
+"""
+    assert "ok" in run_python(code)

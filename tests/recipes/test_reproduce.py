@@ -1,0 +1,162 @@
+"""From a recipe to a line of the table, and what can go wrong on the way."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from dlrnn import recipes
+from dlrnn.recipes import reproduce, run_path, status_of
+from dlrnn.recipes import scale as scales
+from dlrnn.recipes.outcome import Outcome
+from dlrnn.recipes.rows import make_row
+from dlrnn.train import RunFolder
+
+MODULE = import_module("dlrnn.recipes.reproduce")
+SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Tiny runs of six steps."""
+    tiny = scales._tiny
+
+    def shorter(config):
+        return replace(tiny(config), steps=6, eval_every=3, eval_batches=2, checkpoint_every=3)
+
+    monkeypatch.setattr(scales, "_tiny", shorter)
+
+
+def run(tmp_path, only, table="table1", **options):
+    where = {"scale": "tiny", "out": tmp_path, "show": False, "writer": "none"}
+    return reproduce(table, only=only, **where, **options)
+
+
+def trained(monkeypatch):
+    """The folders that are trained from now on."""
+    calls, train = [], MODULE.train
+
+    def noted(path, *arguments, **options):
+        calls.append(path)
+        return train(path, *arguments, **options)
+
+    monkeypatch.setattr(MODULE, "train", noted)
+    return calls
+
+
+def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, monkeypatch):
+    calls = trained(monkeypatch)
+    [row] = run(tmp_path, "shift/dlr-1", seeds=(0, 1))
+    assert (row.recipe, row.paper, row.seeds, row.status) == (SHIFT, {"R2": 1.0}, 2, "done")
+    results = [RunFolder(tmp_path / "tiny" / SHIFT / f"seed-{k}").result for k in (0, 1)]
+    values = [result["value"] for result in results]
+    assert row.ours["R2"] == pytest.approx(sum(values) / 2)
+    assert row.spread["R2"] == pytest.approx(abs(values[0] - values[1]))
+    text = (tmp_path / "tiny" / "table1.md").read_text()
+    ours, spread = round(row.ours["R2"], 3), round(row.spread["R2"], 3)
+    assert f"| {SHIFT} | R2 | 1 | {ours:g} | 2 | {spread:g} | done |" in text
+    assert f"| {MAX} | R2 | 1 | - | 0 | - | not run |" in text
+    assert f"| shift | 1 / {ours:g} | 0.99 / - |" in text
+    assert len(calls) == 2
+    assert run(tmp_path, "shift/dlr-1", seeds=(0, 1)) == [row]
+    assert len(calls) == 2
+
+
+def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):
+    calls, [row] = trained(monkeypatch), run(tmp_path, "shift/dlr-1")
+    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    (folder / "result.json").unlink()
+    (folder / "step-000000006.safetensors").unlink()
+    assert status_of(recipes.get(SHIFT), tmp_path, "tiny") == "6 of 6 steps"
+    assert run(tmp_path, "shift/dlr-1") == [row]
+    assert calls == [folder, folder]
+    steps = [record["step"] for record in RunFolder(folder).records()]
+    assert steps == sorted(steps)
+
+
+def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
+    [row] = run(tmp_path, "pathfinder-segmentation-128/dlr", table="table3")
+    assert row.status == "done"
+    folder = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
+    test = json.loads((folder / "test.json").read_text())
+    assert row.ours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}
+    assert row.paper == {"macro_f1": 96.8, "macro_accuracy": 97.7}
+    assert "| 96.8 / 97.7 |" in (tmp_path / "tiny" / "table3.md").read_text()
+    (folder / "test.json").unlink()
+    assert status_of(recipes.get(row.recipe), tmp_path, "tiny") == "trained, not tested"
+
+
+def test_a_broken_run_is_reported_and_the_others_are_trained(tmp_path, few_steps, monkeypatch):
+    train = MODULE.train
+
+    def fails_once(path, *arguments, **options):
+        if "shift" in str(path):
+            raise FloatingPointError("step 3: the gradient of W is not finite\nand more")
+        return train(path, *arguments, **options)
+
+    monkeypatch.setattr(MODULE, "train", fails_once)
+    rows = run(tmp_path, "[cs][hu]*/attention-1")
+    found = {row.recipe.split("/")[1]: row for row in rows}
+    assert sorted(found) == ["cummax", "cumsum", "shift"]
+    problem = "broken: step 3: the gradient of W is not finite"
+    assert (found["shift"].status, found["shift"].ours) == (problem, {})
+    assert found["cummax"].status == found["cumsum"].status == "done"
+    assert problem in (tmp_path / "tiny" / "table1.md").read_text()
+
+
+def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps):
+    run(tmp_path, "shift/dlr-1")
+    path = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0) / "config.json"
+    config = json.loads(path.read_text())
+    config["model"]["mixer_options"]["d_state"] = 99
+    path.write_text(json.dumps(config))
+    before = sorted(path.parent.iterdir())
+    [row] = run(tmp_path, "shift/dlr-1")
+    assert "is not of this recipe: its model.mixer_options.d_state is 99, not 128" in row.status
+    assert row.ours == {}
+    assert "not of this recipe" in status_of(recipes.get(SHIFT), tmp_path, "tiny")
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"out": tmp_path, "show": False}
+    [row] = reproduce("table3", only="pathfinder-segmentation-256/dss", **options)
+    make = "`dlrnn data build pathfinder-segmentation --resolution 256`"
+    assert (
+        row.status == f"broken: there is no data/pathfinder-segmentation-256: make it with {make}"
+    )
+    assert not run_path(recipes.get(row.recipe), tmp_path, "full", 0).exists()
+
+
+def test_what_can_be_asked_for():
+    names = [recipe.name for recipe in recipes.select("table1", "shift")]
+    assert names[0] == SHIFT
+    assert len(names) == 6
+    assert len(recipes.select("table1", "dlr-1")) == 11
+    assert len(recipes.select("table1", "*-fixed/dlr-1*")) == 3
+    with pytest.raises(ValueError, match="no 'table5' to reproduce; there are: table1, table2"):
+        recipes.select("table5")
+    with pytest.raises(ValueError, match="no recipe 'shfit/dlr-1': did you mean 'shift/dlr-1'"):
+        recipes.select("table1", "shfit/dlr-1")
+
+
+def test_the_listing_has_a_line_for_each_recipe(tmp_path):
+    lines = recipes.listing(tmp_path, "full")
+    assert [line["name"] for line in lines] == list(recipes.RECIPES)
+    assert lines[0] == {
+        "name": SHIFT,
+        "metric": "R2",
+        "paper": "1",
+        "ours": None,
+        "status": "not run",
+        "minutes": 2,
+    }
+
+
+def test_seeds_in_different_states_are_told_apart():
+    found = {0: Outcome("done", {"R2": 0.5}), 1: Outcome("300 of 40000 steps")}
+    row = make_row(recipes.get(SHIFT), found)
+    assert row.status == "seed 1: 300 of 40000 steps"
+    assert (row.ours, row.seeds, row.spread) == ({"R2": 0.5}, 1, {})

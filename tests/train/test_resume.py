@@ -1,0 +1,73 @@
+"""Killed at any instant and gone on with, a run ends with the same bytes."""
+
+import json
+
+import pytest
+from support import run_python
+
+# The parent loads torch once and forks a child a time; each is killed (-9) at a random moment.
+SCRIPT = """
+import os, random, signal, sys, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # fork, with threads that do nothing
+import torch
+torch.set_num_threads(1)
+from dlrnn.models import ModelConfig
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+
+case, base, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
+every = dict(log_every=5, eval_every=20, eval_batches=2, checkpoint_every=9)
+dlr = ModelConfig("dlr", {"d_state": 8}, d_model=8)
+drops = {"heads": 2, "dropout": 0.2, "bidirectional": True}
+CASES = {
+    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=1500, batch_size=4,
+                            lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
+    "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
+                         steps=60, batch_size=2, lr=1e-3, **every),
+}
+config = CASES[case]
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+quiet = {"show": False, "writer": "none"}
+pid = child(lambda: train(base + "/whole", config, **quiet))
+assert os.waitpid(pid, 0)[1] == 0
+
+broken, path = base + "/broken", base + "/broken/config.json"
+moments, done = random.Random(0), 0
+longest = float(sys.argv[4])
+while done < kills:
+    pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
+    time.sleep(moments.uniform(0, longest))
+    os.kill(pid, signal.SIGKILL)
+    killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    done += killed
+    if not killed:
+        break
+pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
+assert os.waitpid(pid, 0)[1] == 0
+print(done)
+"""
+
+
+@pytest.mark.parametrize(("case", "kills", "longest"), [("regression", 30, 0.5), ("dropout", 5, 1)])
+def test_kill_and_resume_give_the_same_bytes(case, kills, longest, tmp_path):
+    done = int(run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest)))
+    assert done == kills, "the run was over before it had been killed so often"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    names = {path.name for path in whole.glob("*.safetensors")}
+    assert len(names) == 3
+    for name in (*names, "records.jsonl", "config.json"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    results = [json.loads((folder / "result.json").read_text()) for folder in (whole, broken)]
+    for result in results:
+        del result["seconds"], result["seconds_from_step"]
+    assert results[0] == results[1]

@@ -1,0 +1,295 @@
+"""The loop: it learns, it accumulates, it says what is wrong."""
+
+import json
+import math
+
+import pytest
+import torch
+from support import assert_close
+from torch import nn
+
+from dlrnn.models import ModelConfig, build_model
+from dlrnn.nn import DLR, held_kernels
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
+from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.folder import Lines, write_whole
+
+QUIET = {"show": False, "writer": "none"}
+
+
+def config(**changes):
+    settings = {
+        "task": TaskConfig("shift", {"length": 16}),
+        "model": ModelConfig("dlr", {"d_state": 16, "dt_min": 0.01, "dt_max": 0.01}, d_model=16),
+        "steps": 12,
+        "batch_size": 4,
+        "lr": 1e-2,
+        "log_every": 4,
+        "eval_every": 6,
+        "eval_batches": 2,
+        "checkpoint_every": 4,
+    }
+    return RunConfig(**{**settings, **changes})
+
+
+def weights(path):
+    from dlrnn.train.checkpoint import read
+
+    return read(checkpoints(path)[-1])[0]
+
+
+def test_it_learns(tmp_path):
+    result = train(tmp_path / "run", config(steps=300, eval_every=100), **QUIET)
+    assert result["best"] > 0.9
+    records = RunFolder.open(tmp_path / "run").records()
+    losses = [r["loss"] for r in records if r["split"] == "train"]
+    assert losses[-1] < 0.2 * losses[0]
+    assert [r["step"] for r in records if r["split"] == "validation"] == [100, 200, 300]
+    assert len(checkpoints(tmp_path / "run")) == 2
+    assert result["parameters"] == sum(
+        p.numel() for p in build_model(config().model, d_input=3, d_output=8).parameters()
+    )
+    assert train(tmp_path / "run", **QUIET) == result, "a run that is complete is not run again"
+
+
+def test_accumulation_is_the_whole_batch(tmp_path):
+    for parts in (1, 4):
+        train(tmp_path / str(parts), config(accumulate=parts), **QUIET)
+    one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
+    for name, value in one.items():
+        if name.startswith("model."):
+            assert_close(four[name], value, 1e-4)
+
+
+def test_held_kernels_are_computed_once(monkeypatch):
+    layer, calls = DLR(3, 4).double(), []
+    own = DLR._kernel
+    monkeypatch.setattr(DLR, "_kernel", lambda self, length: calls.append(1) or own(self, length))
+    parts = torch.randn(3, 2, 10, 3, dtype=torch.float64)
+    layer(parts.flatten(0, 1)).square().sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    calls.clear()
+    with held_kernels(layer):
+        for part in parts:
+            layer(part).square().sum().backward()
+    assert len(calls) == 1
+    for parameter, grad in zip(layer.parameters(), expected, strict=True):
+        assert_close(parameter.grad, grad, 1e-12)
+    layer(parts[0])
+    assert len(calls) == 2, "outside, a kernel is computed each time"
+
+
+def test_rates():
+    constant, cosine = config(warmup=4), config(schedule="cosine", warmup=4)
+    assert [constant.rate(k) for k in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert cosine.rate(4) == 1
+    assert cosine.rate(8) == pytest.approx(0.5)
+    assert cosine.rate(11) == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert config(schedule="cosine").rate(0) == 1
+
+
+def test_kernel_rate_and_decay(tmp_path):
+    """Kernel parameters have a rate of their own and no decay: with rate ~0 they stay."""
+    before = make(config())
+    train(tmp_path / "a", config(kernel_lr=1e-12, weight_decay=0.5), **QUIET)
+    after = weights(tmp_path / "a")
+    for name, value in before.state_dict().items():
+        moved = (after[f"model.{name}"] - value).abs().max().item()
+        kernel = name.split(".")[-1] in DLR.kernel_parameters
+        assert (moved < 1e-9) == kernel, name
+
+
+def make(run):
+    from dlrnn.train import make_model
+
+    return make_model(run, run.make_task())
+
+
+def test_clipping(tmp_path):
+    train(tmp_path / "a", config(steps=1, clip=1e-9), **QUIET)
+    train(tmp_path / "b", config(steps=1), **QUIET)
+    state_a, state_b = weights(tmp_path / "a"), weights(tmp_path / "b")
+    key = "optimizer.encoder.weight.exp_avg"
+    norm = (
+        torch.cat([v.flatten() for k, v in state_a.items() if k.endswith("exp_avg")]).norm().item()
+    )
+    assert norm == pytest.approx(1e-10, rel=1e-3), "exp_avg is a tenth of the gradient"
+    assert state_b[key].norm() > 1e-6
+
+
+def test_bf16_runs(tmp_path):
+    result = train(tmp_path / "run", config(precision="bf16"), **QUIET)
+    assert math.isfinite(result["value"])
+
+
+class Exploding(nn.Module):
+    """A mixer whose gradient is not finite from its third forward on."""
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.weight * (math.inf if self.calls > 2 else 1)
+
+
+def test_nan_names_the_parameter_and_the_step(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("explosive")
+    module.Exploding = Exploding
+    monkeypatch.setitem(sys.modules, "explosive", module)
+    run = config(model=ModelConfig("explosive.Exploding", d_model=8), checkpoint_every=2)
+    with pytest.raises(FloatingPointError, match=r"step 3: the gradient of .*weight is not finite"):
+        train(tmp_path / "run", run, **QUIET)
+    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step-000000002.safetensors"]
+
+
+# ---------------------------------------------------------------------------------- configuration
+
+
+def test_configuration_survives_json():
+    run = config(kernel_lr=1e-5, clip=1.0)
+    assert from_json(run.to_json()) == run
+    with pytest.raises(ValueError, match="stepps"):
+        from_json(json.dumps({**json.loads(run.to_json()), "stepps": 3}))
+    with pytest.raises(ValueError, match="is not JSON"):
+        from_json("{")
+
+
+def test_overrides():
+    run = config()
+    changed = with_overrides(
+        run,
+        ["--steps", "7", "--task.settings.length", "32", "--model.mixer_options.d_state", "5"],
+    )
+    assert changed.steps == 7
+    assert changed.task.settings == {"length": 32}
+    assert changed.model.mixer_options == {"d_state": 5, "dt_min": 0.01, "dt_max": 0.01}
+    other = with_overrides(run, ["--model.mixer", "attention", "--model.mixer_options.heads", "2"])
+    assert other.model.mixer_options == {"heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--step", "3"], "unrecognized arguments: --step 3"),
+        (["--steps", "many"], 'key "steps": Expected a .*int'),
+        (["--steps", "0"], "steps must be at least 1, not 0"),
+        (["--lr", "-1"], "lr must be more than 0, not -1.0"),
+        (["--accumulate", "3"], "batch_size 4 cannot be divided into 3 micro-batches"),
+        (["--schedule", "linear"], "Expected a .*constant"),
+        (["--model.mixer", "dlrr"], "did you mean 'dlr'"),
+        (["--model.mixer_options.d_sate", "3"], "did you mean 'd_state'"),
+    ],
+)
+def test_wrong_overrides(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        with_overrides(config(), arguments)
+
+
+# ---------------------------------------------------------------------------------- refusing
+
+
+def refused(path, sentence, run=None, **options):
+    with pytest.raises(ValueError, match=sentence):
+        train(path, run, **{**QUIET, **options})
+
+
+def test_folders_are_never_overwritten(tmp_path):
+    train(tmp_path / "run", config(), **QUIET)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    refused(tmp_path / "run", "holds a run that is complete", config())
+    (tmp_path / "run" / "result.json").unlink()
+    refused(tmp_path / "run", "was stopped; go on with `dlrnn train --resume", config())
+    after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    assert {k: v for k, v in before.items() if k != "result.json"} == after
+    refused(tmp_path, "is not empty", config())
+    refused(tmp_path / "nothing", "is not the folder of a run")
+
+
+def test_a_folder_in_use(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    with folder.locked():
+        refused(tmp_path / "run", "is in use by another process")
+    assert train(tmp_path / "run", **QUIET)["steps"] == 12
+
+
+def stopped(path, run):
+    """A run that was stopped after its first checkpoints."""
+    train(path, run, **QUIET)
+    (path / "result.json").unlink()
+    return checkpoints(path)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    whole = train(tmp_path / "whole", config(), **QUIET)
+    older, newest = stopped(tmp_path / "run", config())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = train(tmp_path / "run", **QUIET)
+    assert again["value"] == whole["value"]
+    assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
+    for name in ("records.jsonl", newest.name, older.name):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_no_good_checkpoint(tmp_path):
+    for path in stopped(tmp_path / "run", config()):
+        path.write_bytes(b"nonsense")
+    refused(tmp_path / "run", "no checkpoint of .* can be read: .* is damaged or not a checkpoint")
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    stopped(tmp_path / "run", config())
+    text = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "run" / "config.json").write_text(text.replace('"d_state": 16', '"d_state": 8'))
+    refused(tmp_path / "run", r"is of another model: its .* is \[16\], not \[8\]")
+
+
+def test_causal_tasks_refuse_bidirectional_mixers(tmp_path):
+    both = ModelConfig("dlr", {"d_state": 4, "bidirectional": True}, d_model=4)
+    refused(tmp_path / "run", "asks for a model that reads from left to right", config(model=both))
+
+
+def test_incompatible_sizes(tmp_path):
+    refused(
+        tmp_path / "run",
+        "must be a multiple of the 8 copies",
+        config(task=TaskConfig("shift", {"length": 17})),
+    )
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """Writing beside fails: the file of that name stays as it was, nothing half-written is left."""
+    import os
+
+    path = tmp_path / "a.bin"
+    write_whole(path, b"old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_lines_are_cut_back(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = Lines(path, None)
+    lines.append({"a": 1})
+    known = lines.length()
+    lines.append({"a": 2})
+    lines.close()
+    with open(path, "ab") as file:
+        file.write(b'{"torn')
+    again = Lines(path, known)
+    again.append({"a": 3})
+    again.close()
+    assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
