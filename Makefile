@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help demo test test-gpu bench pictures format clean
 
 help:
-	@echo "make demo      fit a DLR kernel to a given one and draw it (out/demo.png)"
+	@echo "make demo      train DLR against attention on two tasks (two minutes) and draw out/demo.png"
 	@echo "make test      lint, types, imports, tests: all that CI runs"
 	@echo "make test-gpu  the same tests on a CUDA device, with the python that is active"
 	@echo "make bench     the layer against the paper's listing, on this machine"
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python examples/fit_kernel.py
+	@$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/ruff check .

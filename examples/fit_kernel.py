@@ -1,11 +1,11 @@
 """The main job in one minute: express a given long kernel by a DLR, then run it as an RNN.
 
-    make demo        (or: python examples/fit_kernel.py)
+    python examples/fit_kernel.py
 
 The kernel is a bell and its echo, 512 positions long. First 512 states express it exactly (the
 paper's initialisation makes the Vandermonde matrix a DFT). Then 256 states learn it by gradient
 descent, lambda and W together. Last, the learned layer reads a signal step by step and
-gives what the convolution gave. Writes out/demo.png.
+gives what the convolution gave. Writes out/fit_kernel.png.
 """
 
 import math
@@ -20,7 +20,7 @@ from dlrnn import DLR, param_groups
 from dlrnn.analysis import fit_kernel
 
 LENGTH, STATES, STEPS = 512, 256, 1000
-PICTURE = Path("out/demo.png")
+PICTURE = Path("out/fit_kernel.png")
 
 
 def given_kernel() -> torch.Tensor:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support import assert_close
+from support import DEVICE, assert_close
 from torch import nn
 
 from dlrnn.models import ModelConfig, build_model
@@ -14,7 +14,7 @@ from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.folder import Lines, write_whole
 
-QUIET = {"show": False, "writer": "none"}
+QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
 
 def config(**changes):

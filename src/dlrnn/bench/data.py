@@ -34,6 +34,7 @@ def bench_data(
             nn.Linear(d_model, task.d_output),
         ).to(where)
         batch, index = task.sample(size, device=where), torch.zeros((), dtype=torch.int64).to(where)
+        torch.compiler.reset()
         functions: dict[str, Callable[[], object]] = {
             "sample": partial(batch_maker(task, size, where), index),
             "step": partial(_step, model, task, batch),

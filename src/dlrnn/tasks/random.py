@@ -36,7 +36,7 @@ class Random:
         key = torch.full((), _signed(seed), dtype=torch.int64, device=device)
         key = _mix(_mix(key) ^ SPLITS.index(split))
         key = _mix(key ^ step)
-        index = torch.arange(first, first + count, device=device)
+        index = _counted(torch.arange(first, first + count, device=device), key)
         self._key = _mix(key + index * _signed(_GOLDEN))  # [count]
         self._drawn = 0
 
@@ -49,6 +49,7 @@ class Random:
         """64 random bits each, as int64."""
         size = math.prod(shape)
         counter = torch.arange(self._drawn + 1, self._drawn + size + 1, device=self._key.device)
+        counter = _counted(counter, self._key[:1])
         self._drawn += size
         return _mix(self._key[:, None] + counter * _signed(_GOLDEN)).view(-1, *shape)
 
@@ -68,6 +69,13 @@ class Random:
     def integer(self, below: int, *shape: int) -> Tensor:
         """Uniform in 0 .. below-1, int64 (the bias, below 2^-40 for what tasks ask, is ignored)."""
         return (self.uniform(*shape) * below).long()
+
+
+def _counted(counter: Tensor, key: Tensor) -> Tensor:
+    """Inductor takes a range for a 32-bit index, whose product with GOLDEN does not fit: tie it to
+    something that is 64-bit data.
+    """
+    return counter + (key & 0) if torch.compiler.is_compiling() else counter
 
 
 def _signed(value: int) -> int:

@@ -1,6 +1,7 @@
 """The one loop for all tasks and models."""
 
 import json
+import logging
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,6 +51,7 @@ def train(
         strategy=strategy,
         precision=precision[known.precision],
     )
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
     fabric.launch()
     if config is not None and fabric.is_global_zero:
         RunFolder.create(path, config)

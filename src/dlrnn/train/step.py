@@ -52,6 +52,8 @@ class TrainingStep:
         self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
         self._capture = self.device.type == "cuda" and world == 1 and not self._drops
         self._warm = 0
+        if self.device.type == "cuda":
+            torch.compiler.reset()
         self._makers = [self._maker(k) for k in range(config.accumulate)]
         self._stream = torch.cuda.Stream() if self._capture else None
 
@@ -168,7 +170,10 @@ class TrainingStep:
 def batch_maker(
     task: Task, size: int, device: torch.device, first: int = 0, of: int | None = None
 ) -> Callable[[int | Tensor], Batch]:
-    """`task.sample` by the step alone; compiled where the GPU makes batches, into a few kernels."""
+    """`task.sample` by the step alone; compiled where the GPU makes batches, into a few kernels.
+
+    `torch.compiler.reset()` before a new task: dynamo compiles one function 8 times, no more.
+    """
 
     def make(step: int | Tensor) -> Batch:
         where = {"device": device, "first": first, "of": of}
@@ -176,7 +181,7 @@ def batch_maker(
 
     if not task.on_device or device.type != "cuda":
         return make
-    compiled: Callable[[int | Tensor], Batch] = torch.compile(make, fullgraph=True, dynamic=False)
+    compiled: Callable[[int | Tensor], Batch] = torch.compile(make, dynamic=False)
     return compiled
 
 

@@ -1,0 +1,67 @@
+"""On a GPU the step is a captured graph: the same losses as plain PyTorch, and an exact resume."""
+
+import pytest
+import torch
+from support import DEVICE
+
+from dlrnn.models import ModelConfig
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.step import TrainingStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu"),
+]
+
+MODEL = ModelConfig("dlr", {"d_state": 64}, d_model=32)
+RUNS = {
+    "made on the device": RunConfig(
+        TaskConfig("shift", {"length": 64}), MODEL, accumulate=2, schedule="cosine", warmup=5
+    ),
+    "from the host": RunConfig(TaskConfig("listops-subtrees", {"length": 128}), MODEL, clip=1.0),
+}
+QUIET = {"device": "cuda", "show": False, "writer": "none"}
+
+
+def run_of(name):
+    from dataclasses import replace
+
+    every = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 10}
+    return replace(RUNS[name], steps=40, batch_size=8, **every)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_captured_is_eager(name, tmp_path, monkeypatch):
+    train(tmp_path / "captured", run_of(name), **QUIET)
+    own = TrainingStep.__init__
+
+    def eager(self, *arguments):
+        own(self, *arguments)
+        self._capture = False
+
+    monkeypatch.setattr(TrainingStep, "__init__", eager)
+    train(tmp_path / "eager", run_of(name), **QUIET)
+    records = [RunFolder.open(tmp_path / kind).records() for kind in ("captured", "eager")]
+    for a, b in zip(*records, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resume_is_exact(name, tmp_path, monkeypatch):
+    train(tmp_path / "whole", run_of(name), **QUIET)
+    own = TrainingStep.__call__
+
+    def stopped(self, step, batches):
+        if step == 25:
+            raise KeyboardInterrupt
+        own(self, step, batches)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingStep, "__call__", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "broken", run_of(name), **QUIET)
+    torch.cuda.synchronize()
+    train(tmp_path / "broken", **QUIET)
+    for path in (*checkpoints(tmp_path / "whole"), tmp_path / "whole" / "records.jsonl"):
+        assert path.read_bytes() == (tmp_path / "broken" / path.name).read_bytes(), path.name
