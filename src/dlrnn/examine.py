@@ -77,11 +77,11 @@ def _picture(model: nn.Module, task: Task, batch: Batch) -> Figure | None:
             side = round(task.input_length**0.5)
             pair = (batch.targets[k].cpu(), output[k].argmax(-1))
             for place, mask in enumerate(pair):
-                axes[place, k].imshow(mask.view(side, side), cmap="gray_r", vmin=0, vmax=2)
+                axes[place, k].imshow(mask.view(side, side).numpy(), cmap="gray_r", vmin=0, vmax=2)
                 axes[place, k].set(xticks=[], yticks=[])
         else:
             predicted = output[k, -task.output_length :]
             for place, values in enumerate((batch.targets[k].cpu(), predicted)):
-                axes[place, k].plot(values, linewidth=0.8)
+                axes[place, k].plot(values.numpy(), linewidth=0.8)
                 axes[place, k].set_ylim(-1.1, 1.1)
     return figure

@@ -212,6 +212,13 @@ def test_folders_are_never_overwritten(tmp_path):
     refused(tmp_path / "nothing", "is not the folder of a run")
 
 
+def test_killed_before_there_was_a_configuration(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "environment.json").write_text("{}")
+    (tmp_path / "run" / "config.json.part").write_text("{")
+    assert train(tmp_path / "run", config(), **QUIET)["steps"] == 12
+
+
 def test_a_folder_in_use(tmp_path):
     folder = RunFolder.create(tmp_path / "run", config())
     with folder.locked():

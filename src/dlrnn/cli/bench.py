@@ -25,6 +25,10 @@ def add(commands: Any) -> None:
         case.add_argument("--length", type=count, default=length, metavar="L")
         case.add_argument("--repeats", type=count, default=repeats)
     step.add_argument("--steps", type=count, default=10000)
+    text = "instead: a training step of every model of Tables 1 and 6, relative to DLR"
+    step.add_argument("--table1", action="store_true", help=text)
+    step.add_argument("--scale", choices=("full", "tiny"), default="full", help="of --table1")
+    step.add_argument("--repeats", type=count, default=10, help="of --table1")
 
 
 def _bench_layer(given: argparse.Namespace) -> int:
@@ -71,6 +75,8 @@ def _bench_data(given: argparse.Namespace) -> int:
 def _bench_step(given: argparse.Namespace) -> int:
     from dlrnn.bench.step import bench_step
 
+    if given.table1:
+        return _bench_table1(given)
     sizes = _sizes(given, "batch", "d_model", "d_state", "steps")
     result = bench_step(device=resolve(given.device), **sizes)
     if given.json:
@@ -78,6 +84,22 @@ def _bench_step(given: argparse.Namespace) -> int:
     print(
         f"a step takes {result['first_us']:g} us at the start and {result['last_us']:g} us"
         f" at the end of {given.steps} steps ({result['last_over_first']:g} times)"
+    )
+    return 0
+
+
+def _bench_table1(given: argparse.Namespace) -> int:
+    from dlrnn.bench.table1 import bench_table1
+
+    device = resolve(given.device)
+    result = bench_table1(device=device, scale=given.scale, repeats=given.repeats)
+    if given.json:
+        return print_json(result)
+    print_table(f"A training step, {_case(result)}", result["models"])
+    loop = result["loop"]
+    print(
+        f"the loop's own share: {loop['overhead']:.1%}"
+        f" ({loop['loop_ms']:g} against {loop['bare_ms']:g} ms of bare PyTorch)"
     )
     return 0
 

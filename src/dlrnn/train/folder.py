@@ -36,7 +36,7 @@ class RunFolder:
     def create(cls, path: str | Path, config: RunConfig) -> "RunFolder":
         """A new folder; one that holds anything is refused."""
         folder = cls(path)
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        if folder.path.exists() and not folder._is_bare():
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another --out")
             if (folder.path / CONFIG).exists():
@@ -47,6 +47,11 @@ class RunFolder:
         write_whole(folder.path / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         write_whole(folder.path / CONFIG, config.to_json().encode())
         return folder
+
+    def _is_bare(self) -> bool:
+        """Empty, or killed before there was a configuration."""
+        first = {ENVIRONMENT, f"{ENVIRONMENT}.part", f"{CONFIG}.part"}
+        return self.path.is_dir() and {path.name for path in self.path.iterdir()} <= first
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":

@@ -25,7 +25,7 @@ from dlrnn.train.config import RunConfig
 from dlrnn.train.evaluate import Share, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
-from dlrnn.train.step import TrainingStep, make_optimizer, prefetched
+from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
 
 
 def train(
@@ -53,6 +53,9 @@ def train(
     )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
     fabric.launch()
+    part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
+    task = known.make_task()
+    model = make_model(known, task)
     if config is not None and fabric.is_global_zero:
         RunFolder.create(path, config)
     fabric.barrier()
@@ -62,7 +65,7 @@ def train(
             stack.enter_context(folder.locked())
         if folder.result is not None:
             return folder.result
-        return _Run(folder, fabric, stack, show, writer).go()
+        return _Run(folder, fabric, task, model, stack, show=show, writer=writer).go()
 
 
 def make_model(config: RunConfig, task: Task) -> nn.Module:
@@ -96,12 +99,19 @@ class _Run:
     """A run on this process."""
 
     def __init__(
-        self, folder: RunFolder, fabric: Fabric, stack: ExitStack, show: bool, writer: str
+        self,
+        folder: RunFolder,
+        fabric: Fabric,
+        task: Task,
+        model: nn.Module,
+        stack: ExitStack,
+        *,
+        show: bool,
+        writer: str,
     ) -> None:
         self.folder, self.fabric, self.config = folder, fabric, folder.config
         self.device, self.leads = fabric.device, fabric.is_global_zero
-        self.task = self.config.make_task()
-        self.bare = make_model(self.config, self.task)
+        self.task, self.bare = task, model
         self.parameters = sum(p.numel() for p in self.bare.parameters())
         self.bare.to(self.device)
         self.bare_optimizer = make_optimizer(self.config, self.bare, self.device)

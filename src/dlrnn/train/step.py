@@ -30,6 +30,14 @@ def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) ->
     return AdamW(groups, fused=True, capturable=on_gpu)
 
 
+def part_of_batch(config: RunConfig, world: int) -> int:
+    """Samples of a micro-batch of one of `world` processes."""
+    if config.batch_size % (world * config.accumulate):
+        parts = f"{world} processes and {config.accumulate} micro-batches"
+        raise ValueError(f"batch_size {config.batch_size} cannot be divided among {parts}")
+    return config.batch_size // (world * config.accumulate)
+
+
 class TrainingStep:
     """`step(k)` makes update k = 0, 1, ...; losses are summed on the device until `take_loss`."""
 
@@ -39,10 +47,7 @@ class TrainingStep:
         self.config, self.task, self.model, self.optimizer = config, task, model, optimizer
         self.fabric, self.device = fabric, fabric.device
         world = fabric.world_size
-        if config.batch_size % (world * config.accumulate):
-            parts = f"{world} processes and {config.accumulate} micro-batches"
-            raise ValueError(f"batch_size {config.batch_size} cannot be divided among {parts}")
-        self.part = config.batch_size // (world * config.accumulate)
+        self.part = part_of_batch(config, world)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.bad_parameter = torch.zeros((), dtype=torch.int64, device=self.device)

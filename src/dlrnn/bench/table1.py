@@ -1,0 +1,119 @@
+"""`dlrnn bench step --table1`: a training step of each model of Tables 1 and 6, beside DLR's."""
+
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch.optim import AdamW
+
+from dlrnn import recipes
+from dlrnn.bench.measure import synchronize
+from dlrnn.nn import param_groups
+from dlrnn.recipes.paper import table
+from dlrnn.recipes.scale import Scale
+from dlrnn.train import RunConfig, make_model, train
+from dlrnn.train.step import TrainingStep, forward, make_optimizer
+
+GROUPS = (
+    ("dlr-1", "dss-1", "attention-1", "dlr-6", "attention-ff-1"),  # L 4096
+    ("dlr-6-512", "attention-2-512", "attention-ff-2-512"),
+)
+"""Columns that share a length; the first of each is the unit."""
+
+
+def bench_table1(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
+    """Median ms of a whole training step (data, forward, backward, AdamW) on Shift (length L) and
+    on Reverse (2 L), and what it is relative to the first column of its length.
+    """
+    where = torch.device(device)
+    rows = []
+    for group in GROUPS:
+        units: dict[str, float] = {}
+        for column in group:
+            row: dict[str, Any] = {"model": column}
+            for task, length in (("shift", "L"), ("reverse", "2L")):
+                book = "table6" if "ff" in column else "table1"
+                recipe = recipes.get(f"{book}/{task}/{column}")
+                ms = step_ms(recipes.scaled(recipe, scale), where, repeats)
+                units.setdefault(length, ms)
+                row |= {f"{length} ms": round(ms, 3), f"{length}": round(ms / units[length], 2)}
+                row[f"{length} paper"] = _published(column, length)
+            rows.append(row)
+    return {
+        "case": {"scale": scale},
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "models": rows,
+        "loop": loop_overhead(where),
+    }
+
+
+def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
+    """One update as the training loop makes it."""
+    step = _step(config, device)
+    times = []
+    for k in range(repeats + 6):
+        parts = None if step.task.on_device else step.samples(k)
+        synchronize(device)
+        start = time.perf_counter()
+        step(k, parts)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times[6:])
+
+
+def _step(config: RunConfig, device: torch.device) -> TrainingStep:
+    fabric = Fabric(accelerator=device.type, devices=1)
+    task = config.make_task()
+    model = make_model(config, task).to(device)
+    optimizer = make_optimizer(config, model, device)
+    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
+    return TrainingStep(config, task, wrapped, wrapped_optimizer, fabric)
+
+
+def loop_overhead(device: torch.device, steps: int = 300) -> dict[str, float]:
+    """The loop with its records, checks and checkpoints against bare PyTorch, tiny Shift."""
+    recipe = recipes.get("table1/shift/dlr-1")
+    config = replace(
+        recipes.scaled(recipe, "tiny"), steps=steps, eval_every=steps, checkpoint_every=steps
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder) / "run", config, device=device.type, show=False, writer="none")
+        lines = (Path(folder) / "run" / "timing.jsonl").read_text().splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    looped = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
+    task = config.make_task()
+    model = make_model(config, task).to(device)
+    optimizer = AdamW(param_groups(model, lr=config.lr), fused=True)
+    for k in range(steps):
+        if k == config.log_every:
+            synchronize(device)
+            start = time.perf_counter()
+        batch = task.sample(config.batch_size, step=k, device=device)
+        optimizer.zero_grad(set_to_none=True)
+        task.loss(forward(model, batch), batch).backward()
+        optimizer.step()
+    synchronize(device)
+    bare = (time.perf_counter() - start) / (steps - config.log_every)
+    ms = {"loop_ms": round(1e3 * looped, 3), "bare_ms": round(1e3 * bare, 3)}
+    return {**ms, "overhead": round(looped / bare - 1, 3)}
+
+
+def _published(column: str, length: str) -> float | None:
+    """What the paper says for that column."""
+    short, ff = "512" in column, "ff" in column
+    name = "table6_param_tied" if ff else "table1_atomic"
+    model = {"dlr": "DLR", "dss": "DSS-exp"}.get(column[:3], "Attention+2FF" if ff else "Attention")
+    layers = int(column.removesuffix("-512").split("-")[-1])
+    for entry in table(name)["columns"]:
+        if (entry["model"], entry["layers"]) == (model, layers) and (entry["L"] == 512) == short:
+            times = list(entry["relative_time"].values())
+            return float(times[0 if length == "L" else 1])
+    return None

@@ -1,0 +1,136 @@
+"""`dlrnn train`, `eval`, `recipes`, `reproduce`: what they print, and what they refuse."""
+
+import json
+import shutil
+
+import pytest
+from support import DEVICE
+
+from dlrnn.cli import main
+
+SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
+WHERE = ["--writer", "none", "--device", DEVICE.type]
+
+
+def train(out, *arguments, recipe="table1/shift/dlr-1"):
+    return main(["train", recipe, *SMALL, "--out", str(out), *WHERE, *arguments])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    assert train(path) == 0
+    return path
+
+
+def sentence(capsys, *arguments):
+    """The one line that a wrong command ends in, with exit status 2."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("dlrnn ")]
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def test_train_prints_the_result(tmp_path, capsys):
+    assert train(tmp_path / "a", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 4
+    assert result["run"] == str(tmp_path / "a")
+    assert main(["train", "--resume", str(tmp_path / "a"), *WHERE]) == 0
+    assert "R2" in capsys.readouterr().out
+
+
+def test_an_own_mixer(tmp_path, monkeypatch, capsys):
+    """Ten lines of the README."""
+    (tmp_path / "my_package.py").write_text(
+        "import torch\n\n\n"
+        "class MyLayer(torch.nn.Module):\n"
+        "    def __init__(self, d_model, taps=4):\n"
+        "        super().__init__()\n"
+        "        self.taps = torch.nn.Conv1d(d_model, d_model, taps, groups=d_model)\n"
+        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
+        "    def forward(self, x):\n"
+        "        past = torch.nn.functional.pad(x.mT, (self.taps.kernel_size[0] - 1, 0))\n"
+        "        return self.mix(torch.nn.functional.gelu(self.taps(past).mT))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ["--model.mixer", "my_package.MyLayer", "--model.mixer_options.taps", "3"]
+    assert train(tmp_path / "own", *options) == 0
+    assert "R2" in capsys.readouterr().out
+
+
+def test_wrong_settings(tmp_path, capsys):
+    command = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
+    for wrong, said in (
+        (["--stepps", "3"], "unrecognized arguments: --stepps 3"),
+        (["--steps", "few"], "steps"),
+        (["--model.mixer", "dlrr"], "did you mean 'dlr'"),
+        (["--model.mixer_options.d_sate", "3"], "did you mean 'd_state'"),
+        (["--model.mixer_options.bidirectional", "true"], "from left to right"),
+        (["--task.settings.length", "17"], "multiple of the 8 copies"),
+        (["--task.settings.lenth", "16"], "did you mean 'length'"),
+        (["--model.mixer", "attention", "--model.d_model", "30"], "heads"),
+        (["--accumulate", "3"], "cannot be divided"),
+    ):
+        assert said in sentence(capsys, *command, *wrong)
+    assert not (tmp_path / "a").exists(), "nothing was begun"
+
+
+def test_wrong_runs(done, tmp_path, capsys):
+    again = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(done), *WHERE]
+    assert "holds a run that is complete" in sentence(capsys, *again)
+    assert "is not the folder of a run" in sentence(capsys, "train", "--resume", str(tmp_path))
+    assert "did you mean" in sentence(capsys, "train", "table1/shift/dlr-9")
+    assert "name a recipe" in sentence(capsys, "train")
+    assert "takes nothing else" in sentence(
+        capsys, "train", "--resume", str(done), "--steps", "9", *WHERE
+    )
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    (copy / "result.json").unlink()
+    for path in copy.glob("step-*"):
+        path.write_bytes(path.read_bytes()[:100])
+    said = sentence(capsys, "train", "--resume", str(copy), *WHERE)
+    assert "is damaged or not a checkpoint" in said
+    (copy / "best.safetensors").unlink()
+    assert "there is no such file" in sentence(capsys, "eval", str(copy), *WHERE[2:])
+
+
+def test_eval_draws(done, capsys):
+    assert main(["eval", str(done), "--json", *WHERE[2:]]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["metrics"].keys() == {"loss", "R2"}
+    assert (done / "eval-test.png").stat().st_size > 5000
+
+
+def test_eval_breaks_listops_down(tmp_path, capsys):
+    assert train(tmp_path / "run", recipe="table3/listops-subtrees/dlr") == 0
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), *WHERE[2:]]) == 0
+    out = capsys.readouterr().out
+    assert "by height" in out
+    assert "MED" in out
+
+
+def test_eval_draws_masks(tmp_path):
+    assert train(tmp_path / "run", recipe="table3/pathfinder-segmentation-128/dlr") == 0
+    assert main(["eval", str(tmp_path / "run"), *WHERE[2:]]) == 0
+    assert (tmp_path / "run" / "eval-test.png").stat().st_size > 5000
+
+
+def test_recipes(capsys, tmp_path):
+    assert main(["recipes", "--json", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["status"] for row in rows} == {"not run"}
+    assert len(rows) > 100
+    assert main(["recipes", "--show", "table1/shift/dlr-1"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 40000
+
+
+def test_wrong_tables(capsys):
+    assert "there is no 'table9'" in sentence(capsys, "reproduce", "table9")
+    only = ["reproduce", "table1", "--only", "shfit/dlr-1"]
+    assert "did you mean 'shift/dlr-1'" in sentence(capsys, *only)
