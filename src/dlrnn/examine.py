@@ -1,6 +1,7 @@
 """`dlrnn eval`: what a run's best checkpoint can do, in numbers and pictures."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from dlrnn.analysis.errors import error_rates
 from dlrnn.tasks import Batch, Task
-from dlrnn.train.evaluate import evaluate, held_out
+from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import write_whole
 from dlrnn.train.loop import load_best
 from dlrnn.train.step import forward
@@ -27,18 +28,16 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
     """
     path, where = Path(path), torch.device(device)
     model, task, config = load_best(path, where)
-    total = evaluate(model, task, held_out(task, config, split, where), where)
-    count = total.pop("batches")
     result: dict[str, Any] = {
         "run": str(path),
         "split": split,
-        "metrics": {name: float(value / count) for name, value in total.items()},
+        "metrics": scores(model, task, held_out(task, config, split, where)),
         "breakdown": {},
         "pictures": [],
     }
     model.eval()
     if task.name == "listops-subtrees":
-        batches = list(held_out(task, config, split, where))[:BROKEN_DOWN]
+        batches = islice(held_out(task, config, split, where), BROKEN_DOWN)
         answers = [(batch, _classes(model, batch)) for batch in batches]
         result["breakdown"] = error_rates(
             sample for batch, called in answers for sample in _samples(batch, called)

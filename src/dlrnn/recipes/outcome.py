@@ -11,9 +11,8 @@ import torch
 
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.scale import Scale, scaled
-from dlrnn.train import RunConfig, RunFolder, from_json, make_model
-from dlrnn.train.checkpoint import BEST, load_model, read
-from dlrnn.train.evaluate import evaluate, held_out
+from dlrnn.train import RunConfig, RunFolder, from_json, load_best
+from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import CONFIG, write_whole
 
 DONE, NOT_RUN = "done", "not run"
@@ -79,17 +78,11 @@ def _parsed(text: str) -> RunConfig:
 
 def score_best(path: Path, device: str) -> None:
     """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
-    folder = RunFolder.open(path)
-    config, where = folder.config, torch.device(device)
-    task = config.make_task()
-    if task.kind == "regression" or (path / TEST).exists():
+    if RunFolder.open(path).config.make_task().kind == "regression" or (path / TEST).exists():
         return
-    model = make_model(config, task)
-    load_model(path / BEST, read(path / BEST)[0], model)
-    batches = held_out(task, config, "test", where)
-    total = evaluate(model.to(where), task, batches, where)
-    count = total.pop("batches")
-    found = {name: float(value / count) for name, value in total.items()}
+    where = torch.device(device)
+    model, task, config = load_best(path, where)
+    found = scores(model, task, held_out(task, config, "test", where))
     write_whole(path / TEST, (json.dumps(found, indent=1) + "\n").encode())
 
 

@@ -50,3 +50,10 @@ def evaluate(
                 total[name] = total.get(name, 0) + value.double()
     model.train(was_training)
     return total
+
+
+def scores(model: nn.Module, task: Task, batches: Iterator[Batch]) -> dict[str, float]:
+    """Loss and metrics, averaged over batches."""
+    total = evaluate(model, task, batches, next(model.parameters()).device)
+    count = total.pop("batches")
+    return {name: float(value / count) for name, value in total.items()}
