@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from dlrnn import DLR, ops
+from dlrnn import DLR, ops, tasks
 from dlrnn.analysis import (
     compress,
     layer_of,
@@ -36,6 +36,8 @@ def main() -> None:
     save(phases(), "phases")
     save(real_against_complex(), "real-lambda")
     save(compression(), "compress")
+    save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
+    save(tasks.get("listops-subtrees").preview(), "listops")
 
 
 def save(figure: Figure, name: str) -> None:
