@@ -19,6 +19,10 @@ RUNS = {
     "made on the device": RunConfig(
         TaskConfig("shift", {"length": 64}), MODEL, accumulate=2, schedule="cosine", warmup=5
     ),
+    "with dropout": RunConfig(
+        TaskConfig("shift", {"length": 64}),
+        ModelConfig("dlr", {"d_state": 64, "dropout": 0.2}, d_model=32),
+    ),
     "from the host": RunConfig(TaskConfig("listops-subtrees", {"length": 128}), MODEL, clip=1.0),
 }
 QUIET = {"device": "cuda", "show": False, "writer": "none"}

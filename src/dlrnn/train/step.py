@@ -55,7 +55,7 @@ class TrainingStep:
         self._drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
-        self._capture = self.device.type == "cuda" and world == 1 and not self._drops
+        self._capture = self.device.type == "cuda" and world == 1
         self._warm = 0
         if self.device.type == "cuda":
             torch.compiler.reset()
@@ -65,7 +65,7 @@ class TrainingStep:
     def __call__(self, step: int, batches: list[Batch] | None) -> None:
         """One update; `batches` are its micro-batches, None where the device makes them."""
         self._set_rate(step)
-        if self._drops:
+        if self._drops:  # a captured graph reads the generator's seed when it is replayed
             torch.manual_seed(
                 (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
             )
