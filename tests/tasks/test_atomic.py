@@ -259,3 +259,9 @@ def test_previews(name, tmp_path):
     assert (tmp_path / "preview.png").stat().st_size > 5000
     assert task.__doc__
     assert task.probes
+
+
+def test_mips_in_one_kernel_is_mips_by_blocks():
+    task = tasks.get("mips", length=130)
+    query, key = torch.randn(2, 3, 130, 4, device=DEVICE)
+    assert torch.equal(task._best_fused(query, key), task._best(query, key))
