@@ -1,20 +1,25 @@
 """The one place that chooses which implementation of an op runs.
 
-`torch` is there on every device. A backend that is asked for and not there is an error, never
-exchanged in silence: ask with `use_backend("torch")`, or with the variable DLRNN_BACKEND before
-dlrnn is imported.
+`torch` is there on every device; `fused`, our own kernels (ops/cuda, ops/triton), on a Hopper GPU
+or later with Triton, for the tensors that they support. A backend that is asked for and not there
+is an error, never exchanged in silence: ask with `use_backend("torch")`, or with the variable
+DLRNN_BACKEND before dlrnn is imported. Asking for `fused` leaves ops without such a kernel alone.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+
+import torch
 
 BACKENDS: dict[str, tuple[str, ...]] = {
-    "vandermonde": ("torch",),
-    "vandermonde_adjoint": ("torch",),
+    "vandermonde": ("fused", "torch"),
+    "vandermonde_adjoint": ("fused", "torch"),
     "channel_vandermonde": ("torch",),
     "channel_adjoint": ("torch",),
-    "convolution": ("torch",),
+    "convolution": ("fused", "torch"),
     "step": ("torch",),
 }
 """For each op, the backends that implement it, best first."""
@@ -24,8 +29,9 @@ _asked = [os.environ.get("DLRNN_BACKEND", "")]
 
 def backend_for(op: str) -> tuple[str, str]:
     """The backend that `op` uses, and why."""
-    asked, available = _asked[-1], BACKENDS[op]
-    if not asked:
+    asked = _asked[-1]
+    available = [name for name in BACKENDS[op] if name != "fused" or _fused_is_there()]
+    if not asked or (asked == "fused" and asked not in BACKENDS[op]):
         only = len(available) == 1
         return available[0], "the only one" if only else f"before {', '.join(available[1:])}"
     if asked not in available:
@@ -33,6 +39,23 @@ def backend_for(op: str) -> tuple[str, str]:
             f"backend {asked!r} was asked for, and {op} has only: {', '.join(available)}"
         )
     return asked, "asked for"
+
+
+def is_fused(op: str, *, supported: bool) -> bool:
+    """Whether `op` runs our own kernels, which support these tensors or not."""
+    backend, why = backend_for(op)
+    if backend == "fused" and why == "asked for" and not supported:
+        raise ValueError(
+            f"backend 'fused' was asked for, and its {op} does not take these tensors: it wants"
+            " fp32 on a Hopper GPU or later, and for a convolution lengths from 129 to 2^20"
+        )
+    return backend == "fused" and supported
+
+
+@cache
+def _fused_is_there() -> bool:
+    """Asks for no device's properties: that would start CUDA in a process that may fork."""
+    return torch.cuda.is_available() and find_spec("triton") is not None
 
 
 @contextmanager

@@ -10,13 +10,14 @@ Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 """
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
+from dlrnn.ops.backends import backend_for, is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform
 
 # Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
@@ -74,7 +75,9 @@ def _direct(u: Tensor, kernel: Tensor) -> Tensor:
 
 @torch.library.custom_op("dlrnn::convolution", mutates_args=())
 def _convolution(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    backend_for("convolution")
+    if kernels := _fused(u, right, left):
+        result: Tensor = kernels.forward(u, right, left)
+        return result
     size = _size(u, right, left)
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     for h in _channels(u, size):
@@ -92,6 +95,9 @@ def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
 
 @torch.library.custom_op("dlrnn::convolution_backward", mutates_args=())
 def _backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if kernels := _fused(u, right, left):
+        gradients: tuple[Tensor, Tensor, Tensor] = kernels.backward(dy, u, right, left)
+        return gradients
     size, length = _size(u, right, left), u.shape[1]
     du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     d_right, d_left = torch.zeros_like(right), torch.zeros_like(left)
@@ -136,6 +142,17 @@ def _second_gradients(
 
 _convolution.register_autograd(_gradients, setup_context=_setup)
 _backward.register_autograd(_second_gradients, setup_context=_setup)
+
+
+def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
+    """Our own kernels, if they are there and take these tensors."""
+    if backend_for("convolution")[0] != "fused":
+        return None
+    from dlrnn.ops.cuda import convolution, long_convolution
+
+    kernels = (convolution, long_convolution)
+    fitting = next((kernel for kernel in kernels if kernel.supports(u, right, left)), None)
+    return fitting if is_fused("convolution", supported=fitting is not None) else None
 
 
 def _size(u: Tensor, right: Tensor, left: Tensor) -> int:

@@ -17,13 +17,14 @@ The imaginary part needs no code of its own: `Im(W P) = Re((-i W) P)`.
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
+from dlrnn.ops.backends import backend_for, is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
@@ -75,7 +76,9 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 
 @torch.library.custom_op("dlrnn::vandermonde", mutates_args=())
 def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-    backend_for("vandermonde")
+    if kernels := _fused("vandermonde", W, log_lambda):
+        result: Tensor = kernels.vandermonde(W, log_lambda, length)
+        return result
     rows, states, _ = W.shape
     split, blocks = _split(W, length)
     fine = _fine_table(log_lambda, split, W.dtype)  # [N 2, S]
@@ -102,7 +105,9 @@ def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
 
 @torch.library.custom_op("dlrnn::vandermonde_adjoint", mutates_args=())
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
-    backend_for("vandermonde_adjoint")
+    if kernels := _fused("vandermonde_adjoint", v, log_lambda):
+        result: Tensor = kernels.adjoint(v, log_lambda)
+        return result
     (rows, length), states = v.shape, log_lambda.shape[0]
     split, blocks = _split(v, length)
     fine = _fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
@@ -170,6 +175,16 @@ _adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 
 
 # ---------------------------------------------------------------------------------- tables
+
+
+def _fused(op: str, values: Tensor, log_lambda: Tensor) -> ModuleType | None:
+    """Our own kernels, if they are there and take these tensors."""
+    if backend_for(op)[0] != "fused":  # Triton may not be there
+        return None
+    from dlrnn.ops.triton import vandermonde
+
+    supported = vandermonde.supports(values, log_lambda)
+    return vandermonde if is_fused(op, supported=supported) else None
 
 
 def _complex_dtype(real: torch.dtype) -> torch.dtype:

@@ -1,0 +1,167 @@
+"""CUDA C++ compiled at first use by the NVRTC library that PyTorch brings, and launched.
+
+A binary is kept in the user's cache folder (`DLRNN_CACHE`, else `~/.cache/dlrnn`) under the hash of
+its source, its options and the compiler's version; it is written beside and renamed, so that any
+number of processes may compile at once. Kernels run on PyTorch's current stream: a CUDA graph can
+capture them, once they have been compiled.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCES = Path(__file__).parent
+SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+Defines = tuple[tuple[str, int], ...]
+
+
+class Kernel:
+    """A compiled kernel: call it with blocks, threads and its arguments."""
+
+    def __init__(self, function: ctypes.c_void_p, shared_bytes: int, device: int) -> None:
+        self._function, self._shared_bytes, self._device = function, shared_bytes, device
+
+    def __call__(self, blocks: int, threads: int, *arguments: Tensor | int) -> None:
+        """Launch on the device's current stream; a tensor is its address, a number an int."""
+        values = [
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
+            for a in arguments
+        ]
+        addresses = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
+        )
+        grid, block = (blocks, 1, 1), (threads, 1, 1)
+        shared = ctypes.c_uint(self._shared_bytes)
+        with torch.cuda.device(self._device):
+            _make_context_current(self._device)
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            _check(
+                _driver().cuLaunchKernel(
+                    self._function, *grid, *block, shared, stream, addresses, ctypes.c_void_p()
+                )
+            )
+
+
+@cache
+def load(
+    files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
+) -> Kernel:
+    """Kernel `name` of these source files, read one after the other, on a CUDA device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    binary = _binary(files, defines, f"sm_{major}{minor}a")
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        _make_context_current(device)
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+        _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
+    return Kernel(function, shared_bytes, device)
+
+
+def _make_context_current(device: int) -> None:
+    """PyTorch's context; a thread that has not called CUDA yet (autograd's) has none."""
+    context = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    if context.value is None:
+        _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        _check(_driver().cuCtxSetCurrent(context))
+
+
+@cache
+def available() -> bool:
+    """NVRTC and the driver can be opened."""
+    try:
+        _nvrtc(), _driver()
+    except OSError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------- compiling
+
+
+@cache
+def _binary(files: tuple[str, ...], defines: Defines, architecture: str) -> bytes:
+    source = "\n".join((SOURCES / file).read_text() for file in files)
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    options += [f"-D{name}={value}" for name, value in defines]
+    key = hashlib.sha256("\0".join((source, *options, _version())).encode()).hexdigest()
+    path = _cache_folder() / f"{Path(files[-1]).stem}-{key[:32]}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    binary = _compile(source, options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as beside:
+        beside.write(binary)
+    os.replace(beside.name, path)
+    return binary
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("DLRNN_CACHE") or Path(home) / "dlrnn")
+
+
+def _compile(source: str, options: list[str]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    nothing = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"dlrnn.cu", 0, nothing, nothing
+    )
+    flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    if nvrtc.nvrtcCompileProgram(program, len(options), flags):
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        raise RuntimeError(f"NVRTC could not compile a kernel of dlrnn: {log.decode()}")
+    binary = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return binary
+
+
+def _text(size_of: "ctypes._FuncPointer", read: "ctypes._FuncPointer", program: object) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    read(program, buffer)
+    return buffer.raw
+
+
+# ---------------------------------------------------------------------------------- libraries
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """By its name if the loader knows it, else from the packages that PyTorch came with."""
+    major = (torch.version.cuda or "0").split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    for candidate in (name, *map(str, sorted(packages.glob(f"*/lib/{name}")))):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise OSError(f"{name} was not found: is PyTorch a CUDA build?")
+
+
+def _version() -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(result: int) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        raise RuntimeError(f"CUDA error {result}: {(text.value or b'unknown').decode()}")

@@ -1,0 +1,110 @@
+"""The CUDA kernels of the convolution: at most twice the error of plain PyTorch, deterministic."""
+
+import math
+import sys
+
+import pytest
+import torch
+from support import DEVICE, relative_error
+
+from dlrnn import ops
+from dlrnn.ops.cuda import convolution, long_convolution
+
+SIZES = [  # B, L, H, entries of the right and of the left kernel
+    (2, 129, 3, 129, 0),
+    (3, 500, 5, 500, 100),
+    (1, 1000, 1, 1, 1000),
+    (2, 2048, 12, 2048, 2048),
+    (5, 4096, 9, 4096, 0),
+    (2, 4097, 40, 4097, 0),
+    (3, 8192, 16, 100, 8192),
+    (2, 12345, 7, 12345, 1),
+    (5, 16384, 32, 8192, 8192),
+    (2, 16385, 5, 16385, 7),
+    (2, 65536, 40, 30000, 30000),
+    (1, 100000, 3, 100000, 0),
+    (2, 2**18, 4, 2**18, 2**18),
+    (1, 2**20, 3, 2**20, 0),
+]
+
+
+@pytest.mark.parametrize("log2_size", range(convolution.SHORTEST, convolution.LONGEST + 1))
+def test_plans_fit(log2_size):
+    plan = convolution.plan_for(log2_size)
+    assert 256 * math.prod(convolution.middle_radices(log2_size)) == plan.size
+    assert plan.channels * plan.size // 16 % plan.threads == 0
+    assert plan.blocks * (plan.bytes(1) + 1024) <= 228 * 1024
+    powers, twist = convolution.tables(log2_size, torch.device("cpu"))
+    assert twist.shape == (plan.size // 16, 2)
+    assert relative_error(powers[:, :2].norm(dim=1), torch.ones(len(powers))) < 1e-6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
+def test_asked_for_without_a_gpu():
+    with (
+        pytest.raises(ValueError, match="'fused' was asked for, and vandermonde has only: torch"),
+        ops.use_backend("fused"),
+    ):
+        pass
+
+
+def test_refused_on_a_cpu():
+    u, kernel = torch.zeros(1, 500, 2), torch.zeros(2, 500)
+    for kernels in (convolution, long_convolution):
+        assert not kernels.supports(u, kernel, kernel)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+class TestOnAGPU:
+    @pytest.mark.parametrize("size", SIZES, ids=str)
+    def test_twice_the_error_of_plain_pytorch(self, size):
+        kernels, arguments = made(*size)
+        with ops.use_backend("torch"):
+            plain = results(plain_torch(), *arguments)
+        exact = results(plain_torch(), *(x.double() for x in arguments))
+        fast = results(kernels, *arguments)
+        for have, other, want in zip(fast, plain, exact, strict=True):
+            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
+        for have, again in zip(fast, results(kernels, *arguments), strict=True):
+            assert torch.equal(have, again), "not deterministic"
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("length", [4000, 20000])
+    def test_16_bit_inputs(self, dtype, length):
+        kernels, arguments = made(2, length, 12, length, 3)
+        u, dy, right, left = arguments
+        arguments = (u.to(dtype), dy.to(dtype), right, left)
+        fast = results(kernels, *arguments)
+        exact = results(plain_torch(), *(x.double() for x in arguments))
+        for have, want in zip(fast, exact, strict=True):
+            allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
+            assert relative_error(have, want) < allowed
+
+    def test_float64_is_refused(self):
+        kernels, arguments = made(1, 500, 2, 500, 0)
+        u, _, right, left = (x.double() for x in arguments)
+        assert not kernels.supports(u, right, left)
+        with ops.use_backend("fused"), pytest.raises(ValueError, match="does not take these"):
+            ops.convolution(u, right, left)
+
+
+def made(batch, length, channels, right, left):
+    kernels = convolution if length <= 2**convolution.LONGEST else long_convolution
+    u, dy = torch.randn(2, batch, length, channels, device=DEVICE)
+    right = torch.randn(channels, right, device=DEVICE)
+    left = torch.randn(channels, left, device=DEVICE)
+    assert kernels.supports(u, right, left)
+    return kernels, (u, dy, right, left)
+
+
+class plain_torch:  # noqa: N801
+    """`ops.convolution`'s own functions; float64 never leaves them."""
+
+    def __init__(self):
+        module = sys.modules["dlrnn.ops.convolution"]
+        self.forward, self.backward = module._convolution, module._backward
+
+
+def results(kernels, u, dy, right, left):
+    return [kernels.forward(u, right, left), *kernels.backward(dy, u, right, left)]
