@@ -45,7 +45,7 @@ def test_train_prints_the_result(tmp_path, capsys):
 
 def test_an_own_mixer(tmp_path, monkeypatch, capsys):
     """Ten lines of the README."""
-    (tmp_path / "my_package.py").write_text(
+    (tmp_path / "readers_package.py").write_text(
         "import torch\n\n\n"
         "class MyLayer(torch.nn.Module):\n"
         "    def __init__(self, d_model, taps=4):\n"
@@ -57,7 +57,7 @@ def test_an_own_mixer(tmp_path, monkeypatch, capsys):
         "        return self.mix(torch.nn.functional.gelu(self.taps(past).mT))\n"
     )
     monkeypatch.chdir(tmp_path)
-    options = ["--model.mixer", "my_package.MyLayer", "--model.mixer_options.taps", "3"]
+    options = ["--model.mixer", "readers_package.MyLayer", "--model.mixer_options.taps", "3"]
     assert train(tmp_path / "own", *options) == 0
     assert "R2" in capsys.readouterr().out
 

@@ -220,10 +220,137 @@ def test_killed_before_there_was_a_configuration(tmp_path):
 
 
 def test_a_folder_in_use(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", config())
-    with folder.locked():
+    with RunFolder(tmp_path / "run").locked():
+        refused(tmp_path / "run", "is in use by another process", config())
+        RunFolder.create(tmp_path / "run", config())
         refused(tmp_path / "run", "is in use by another process")
     assert train(tmp_path / "run", **QUIET)["steps"] == 12
+
+
+def test_a_run_that_never_trained_may_be_begun_again(tmp_path):
+    with RunFolder(tmp_path / "run").locked():
+        RunFolder.create(tmp_path / "run", config(steps=99))
+    assert train(tmp_path / "run", config(), **QUIET)["steps"] == 12
+    assert RunFolder.open(tmp_path / "run").config == config()
+
+
+class Lazy(nn.Module):
+    """A mixer with a parameter that is frozen, one that is never used, and dropout of its own."""
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.used = nn.Parameter(torch.ones(d_model))
+        self.unused = nn.Parameter(torch.ones(d_model))
+        self.frozen = nn.Parameter(torch.ones(d_model), requires_grad=False)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(x * self.used * self.frozen, 0.3, self.training)
+
+
+def test_what_has_no_gradient_and_what_is_random_is_resumed(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("lazily")
+    module.Lazy = Lazy
+    monkeypatch.setitem(sys.modules, "lazily", module)
+    run = config(model=ModelConfig("lazily.Lazy", d_model=8))
+    train(tmp_path / "whole", run, **QUIET)
+    _, newest = stopped(tmp_path / "run", run)
+    newest.unlink()  # killed between two checkpoints
+    train(tmp_path / "run", **QUIET)
+    for name in (newest.name, "records.jsonl", "best.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    other = config(model=ModelConfig("lazily.Lazy", d_model=8), seed=1)
+    train(tmp_path / "other", other, **QUIET)
+    assert (tmp_path / "other" / "records.jsonl").read_bytes() != (
+        tmp_path / "whole" / "records.jsonl"
+    ).read_bytes()
+
+
+def test_the_best_checkpoint_is_that_of_the_best_validation(tmp_path, monkeypatch):
+    """Scores by hand: the second of four is the best, and it is the model of that step."""
+    from dlrnn.tasks.atomic import Shift
+    from dlrnn.train import loop
+    from dlrnn.train.checkpoint import read
+
+    given = iter([math.nan, 0.5, 0.2, 0.4, 0.0])
+    splits = []
+    own, score = loop.held_out, {}
+
+    def watched(task, run, split, *rest):
+        splits.append(split)
+        score["R2"] = next(given)
+        return own(task, run, split, *rest)
+
+    monkeypatch.setattr(loop, "held_out", watched)
+    monkeypatch.setattr(
+        Shift, "metrics", lambda self, output, batch: {"R2": torch.tensor(score["R2"])}
+    )
+    result = train(tmp_path / "run", config(eval_every=3), **QUIET)
+    assert splits == ["validation"] * 4
+    assert (result["best"], result["best_step"]) == (0.5, 6)
+    train(tmp_path / "six", config(steps=6, checkpoint_every=6, eval_every=99), **{**QUIET})
+    best = read(tmp_path / "run" / "best.safetensors")[0]
+    six = weights(tmp_path / "six")
+    assert all(torch.equal(value, six[name]) for name, value in best.items())
+
+
+def test_padding_is_told_to_the_model(tmp_path):
+    from dlrnn.train.step import forward
+
+    run = config(
+        task=TaskConfig("listops"),
+        model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}, d_model=4),
+    )
+    task = run.make_task()
+    model, batch = make(run).eval(), task.sample(2)
+    longer = batch.inputs.clone()
+    for row, length in zip(longer, batch.lengths, strict=True):
+        row[length:] = 3
+    assert_close(forward(model, batch._replace(inputs=longer)), forward(model, batch), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["listops-subtrees", "pathfinder-segmentation"])
+def test_losses_of_parts_add_up(name):
+    from dlrnn import tasks
+
+    small = {"listops-subtrees": {"length": 128}, "pathfinder-segmentation": {"resolution": 32}}
+    task = tasks.get(name, **small[name])
+    whole = task.sample(4)
+    output = torch.randn(4, task.input_length, task.d_output)
+    totals = task.totals(whole)
+    parts = [
+        task.loss(
+            output[k : k + 1],
+            type(whole)(whole.inputs[k : k + 1], whole.targets[k : k + 1]),
+            totals,
+        )
+        for k in range(4)
+    ]
+    assert_close(sum(parts), task.loss(output, whole), 1e-6)
+
+
+def test_a_checkpoint_is_never_made_of_nan(tmp_path, monkeypatch):
+    """Also where gradients are looked at only now and then, as on a GPU."""
+    from dlrnn.train.step import TrainingStep
+
+    own = TrainingStep.check_finite
+    looks = []
+
+    def seldom(self):
+        looks.append(1)
+        own(self)
+
+    monkeypatch.setattr(TrainingStep, "check_finite", seldom)
+    run = config(lr=1e30, log_every=50, checkpoint_every=4, steps=8)
+    with pytest.raises(FloatingPointError, match="is not finite"):
+        train(tmp_path / "run", run, **QUIET)
+    assert looks
+    for path in checkpoints(tmp_path / "run"):
+        from dlrnn.train.checkpoint import read
+
+        assert all(value.isfinite().all() for value in read(path)[0].values())
 
 
 def stopped(path, run):

@@ -79,7 +79,7 @@ def _step(config: RunConfig, device: torch.device) -> TrainingStep:
 
 
 def loop_overhead(device: torch.device, steps: int = 300) -> dict[str, float]:
-    """The loop with its records, checks and checkpoints against bare PyTorch, tiny Shift."""
+    """The loop with records and checks, between checkpoints, beside bare PyTorch: tiny Shift."""
     recipe = recipes.get("table1/shift/dlr-1")
     config = replace(
         recipes.scaled(recipe, "tiny"), steps=steps, eval_every=steps, checkpoint_every=steps

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\ndlrnn {given.command}: stopped", file=sys.stderr)
         return 130
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
-        print(f"dlrnn {given.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        said = str(error).partition("\n")[0] or type(error).__name__
+        print(f"dlrnn {given.command}: {said}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
     return status
 

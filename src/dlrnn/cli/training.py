@@ -1,10 +1,15 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
+import hashlib
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+
+if TYPE_CHECKING:
+    from dlrnn.train import RunConfig
 
 SCALES = ("full", "short", "tiny")
 
@@ -63,35 +68,50 @@ def _scale(parser: argparse.ArgumentParser) -> None:
 
 def _devices(parser: argparse.ArgumentParser) -> None:
     device_option(parser)
-    parser.add_argument("--devices", type=count, default=1, help="GPUs of this machine")
-    strategies = ("auto", "ddp")
-    parser.add_argument("--strategy", choices=strategies, default="auto", help="for several")
+    text = "of this machine; default: what torchrun says, else 1"
+    parser.add_argument("--devices", type=count, help=text)
+    parser.add_argument("--nodes", type=count, help="machines; default: what torchrun says, else 1")
 
 
 def _train(given: argparse.Namespace) -> int:
-    from dlrnn import recipes
-    from dlrnn.train import train, with_overrides
+    from dlrnn.train import train
 
-    device = resolve(given.device)
-    options = {"device": device, "devices": given.devices, "strategy": given.strategy}
-    options |= {"show": not given.json, "writer": given.writer}
-    if given.resume is not None:
-        if given.recipe or given.overrides or given.out:
-            raise ValueError("--resume goes on with a run as it is: it takes nothing else")
+    options = {name: getattr(given, name) for name in ("devices", "nodes", "writer")}
+    options |= {"device": resolve(given.device), "show": not given.json}
+    if given.resume is None:
+        path, config = _run_of(given)
+        result = train(path, config, **options)
+    elif given.recipe or given.overrides or given.out or given.scale != "full":
+        raise ValueError("--resume goes on with a run as it is: it takes nothing else")
+    else:
         path = given.resume
         result = train(path, **options)
-    elif given.recipe is None:
-        raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
-    else:
-        recipe = recipes.get(given.recipe)
-        config = with_overrides(recipes.scaled(recipe, given.scale), given.overrides)
-        path = given.out or Path("runs") / given.scale / recipe.name / f"seed-{config.seed}"
-        result = train(path, config, **options)
+    if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) > 0:
+        return 0  # one process speaks for all
     if given.json:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
     print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
+
+
+def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
+    """The folder and the configuration that were asked for."""
+    from dlrnn import recipes
+    from dlrnn.train import with_overrides
+
+    if given.recipe is None:
+        raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
+    if given.recipe not in recipes.RECIPES and any(w in recipes.RECIPES for w in given.overrides):
+        raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ...")
+    recipe = recipes.get(given.recipe)
+    config = with_overrides(recipes.scaled(recipe, given.scale), given.overrides)
+    own = recipes.run_config(recipe, given.scale, config.seed)
+    path = recipes.run_path(recipe, "runs", given.scale, config.seed)
+    if config != own:  # the recipe's own folder is for the recipe as it is
+        digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
+        path = path.with_name(f"{path.name}-{digest}")
+    return given.out or path, config
 
 
 def _eval(given: argparse.Namespace) -> int:
@@ -148,9 +168,10 @@ def _reproduce(given: argparse.Namespace) -> int:
         for row in rows
     ]
     if given.json:
-        return print_json(lines)
-    print_table(f"{given.table}, {given.scale}", lines)
-    print(f"the whole table: {given.out / given.scale / given.table}.md")
+        print_json(lines)
+    else:
+        print_table(f"{given.table}, {given.scale}", lines)
+        print(f"the whole table: {given.out / given.scale / given.table}.md")
     return 1 if any("broken" in row.status for row in rows) else 0
 
 

@@ -60,8 +60,14 @@ class ModelConfig:
         _check_options(self.mixer, mixer_class(self.mixer), self.mixer_options)
 
     def make_mixer(self) -> nn.Module:
-        """One mixer, freshly initialised; sizes that do not fit are its own errors."""
-        return mixer_class(self.mixer)(self.d_model, **self.mixer_options)
+        """One mixer, freshly initialised; what it refuses is its own sentence."""
+        try:
+            return mixer_class(self.mixer)(self.d_model, **self.mixer_options)
+        except ValueError:
+            raise
+        except Exception as error:  # whatever happens in somebody's constructor
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"the mixer {self.mixer!r} cannot be made: {reason}") from error
 
 
 def mixer_class(name: str) -> type[nn.Module]:

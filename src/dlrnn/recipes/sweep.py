@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrnn.recipes.catalogue import RECIPES, get
-from dlrnn.recipes.outcome import check_folder, outcome, run_config, run_path
+from dlrnn.recipes.outcome import check_folder, outcome, run_config, run_path, score_best
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
 from dlrnn.train.folder import CONFIG, RunFolder
@@ -51,19 +51,26 @@ def sweep(
     """
     wanted = [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]
     waiting: list[Job] = []
+    said: dict[Path, str] = {}
     for recipe, seed in wanted:
         path = run_path(recipe, out, scale, seed)
-        if job := _job(recipe, seed, path, scale, device):
-            waiting.append(job)
+        try:
+            if job := _job(recipe, seed, path, scale, device):
+                waiting.append(job)
+        except ValueError as error:  # this folder, not the others
+            said[path] = str(error)
     if slurm is not None:
-        said = _submit(waiting, Path(out), slurm)
+        said |= _submit(waiting, Path(out), slurm)
     else:
         with ThreadPoolExecutor(jobs) as pool:
-            said = dict(zip((job.path for job in waiting), pool.map(_run, waiting), strict=True))
+            said |= dict(zip((job.path for job in waiting), pool.map(_run, waiting), strict=True))
     rows = []
     for recipe, seed in wanted:
-        path, found = run_path(recipe, out, scale, seed), outcome(recipe, out, scale, seed)
+        path = run_path(recipe, out, scale, seed)
         broken = said.get(path, "")
+        if not broken and slurm is None:
+            score_best(path, device)
+        found = outcome(recipe, out, scale, seed)
         status = "broken" if broken and slurm is None else found.status
         scores = found.scores or {}
         row = {"recipe": recipe.name, "seed": seed, "status": status}

@@ -9,22 +9,45 @@ from dlrnn.tasks.task import IGNORED
 
 
 def cross_entropy(
-    logits: Float[Tensor, "*shape classes"], targets: Int[Tensor, "*shape"]
+    logits: Float[Tensor, "*shape classes"],
+    targets: Int[Tensor, "*shape"],
+    count: Float[Tensor, "1"] | None = None,
 ) -> Float[Tensor, ""]:
-    """The mean over the positions that count."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    """The sum over the positions that count, divided by their number, or by `count`."""
+    count = counted(targets) if count is None else count
+    flat, total = _full(logits.flatten(0, -2)), count[0].clamp(min=1)
+    summed = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return summed / total.to(summed.dtype)
 
 
 def balanced_cross_entropy(
-    logits: Float[Tensor, "*shape classes"], targets: Int[Tensor, "*shape"]
+    logits: Float[Tensor, "*shape classes"],
+    targets: Int[Tensor, "*shape"],
+    counts: Float[Tensor, " classes"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Each class weighs the same: weighted by the inverse of its count in the batch."""
-    classes = logits.shape[-1]
-    of_position = F.one_hot(targets.clamp(min=0).flatten(), classes)
-    count = (of_position * (targets.flatten() != IGNORED)[:, None]).sum(0)
-    weight = 1 / count.clamp(min=1).to(logits.dtype)
-    flat = logits.flatten(0, -2)
-    return F.cross_entropy(flat, targets.flatten(), weight=weight, ignore_index=IGNORED)
+    """Each class weighs the same: weighted by the inverse of its count here, or in `counts`."""
+    counts = class_counts(targets, logits.shape[-1]) if counts is None else counts
+    flat = _full(logits.flatten(0, -2))
+    weight = (1 / counts.clamp(min=1)).to(flat.dtype)
+    how = {"weight": weight, "ignore_index": IGNORED, "reduction": "sum"}
+    summed = F.cross_entropy(flat, targets.flatten(), **how)  # type: ignore[arg-type]
+    return summed / (counts > 0).sum().clamp(min=1)
+
+
+def counted(targets: Int[Tensor, "*shape"]) -> Float[Tensor, "1"]:
+    """How many positions count."""
+    return (targets != IGNORED).sum(dtype=torch.float64)[None]
+
+
+def class_counts(targets: Int[Tensor, "*shape"], classes: int) -> Float[Tensor, " classes"]:
+    """How often each class is asked for."""
+    every = torch.arange(classes, device=targets.device)
+    return (targets.flatten()[:, None] == every).sum(0, dtype=torch.float64)
+
+
+def _full(logits: Tensor) -> Tensor:
+    """At least fp32: sums over many positions do not fit into half precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def accuracy(

@@ -26,6 +26,7 @@ class RegressionTask(Task):
 
     kind: ClassVar[str] = "regression"
     metric: ClassVar[str] = "R2"
+    metric_names: ClassVar[tuple[str, ...]] = ("R2",)
     causal: ClassVar[bool] = True
     shortest: ClassVar[int] = 1
 
@@ -94,9 +95,16 @@ class RegressionTask(Task):
         """The positions of a model's output [B, T, d_output] that count."""
         return output[:, -self.output_length :]
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """The mean squared error of the prediction."""
-        return F.mse_loss(self.prediction(output), batch.targets)
+        totals = self.totals(batch) if totals is None else totals
+        summed = F.mse_loss(self.prediction(output), batch.targets, reduction="sum")
+        return summed / totals[0].to(summed.dtype)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Numbers to predict."""
+        size = batch.targets.numel()
+        return torch.full((1,), size, dtype=torch.float64, device=batch.targets.device)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """R2 of one batch; average over batches."""

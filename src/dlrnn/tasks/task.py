@@ -46,6 +46,7 @@ class Task(ABC):
     kind: ClassVar[str]  # regression, tagging or classification
     metric: ClassVar[str]  # the entry of `metrics` that counts; more is better
     probes: ClassVar[str]
+    metric_names: ClassVar[tuple[str, ...]]  # the entries of `metrics`
     causal: ClassVar[bool]  # made for models that read from left to right
     pooled: ClassVar[bool] = False  # one answer a sequence instead of one a position
 
@@ -121,8 +122,15 @@ class Task(ABC):
     # ------------------------------------------------------------------------------ judging
 
     @abstractmethod
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """What training makes small."""
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
+        """What training makes small.
+
+        With the `totals` of a whole batch, the losses of its parts add up to the whole's.
+        """
+
+    @abstractmethod
+    def totals(self, batch: Batch) -> Tensor:
+        """What the loss divides by; those of the parts of a batch add up, too."""
 
     @abstractmethod
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:

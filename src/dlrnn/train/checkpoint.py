@@ -55,7 +55,7 @@ def load_newest(
             problems.append(str(error))
             continue
         load_model(path, tensors, model)
-        _load_optimizer(path, tensors, model, optimizer)
+        _load_optimizer(tensors, model, optimizer)
         return counters, problems
     if problems:
         raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
@@ -108,25 +108,15 @@ def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
     }
 
 
-def _load_optimizer(
-    path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer
-) -> None:
+def _load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+    on_device = any(
+        group.get("capturable") or group.get("fused") for group in optimizer.param_groups
+    )
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
-        state = {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-        if not state:
-            raise ValueError(
-                f"{path} has no optimizer state of {name}: it is no checkpoint to go on"
-            )
-        step = state.pop("step")
-        on_device = any(
-            group.get("capturable") or group.get("fused") for group in optimizer.param_groups
-        )
-        optimizer.state[parameter] = {
-            "step": step.to(parameter.device if on_device else "cpu"),
-            **{key: value.to(parameter.device, parameter.dtype) for key, value in state.items()},
-        }
+        found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if not found:  # a parameter that has no gradient has no state
+            continue
+        step = found.pop("step").to(parameter.device if on_device else "cpu")
+        state = {key: value.to(parameter.device, parameter.dtype) for key, value in found.items()}
+        optimizer.state[parameter] = {"step": step, **state}

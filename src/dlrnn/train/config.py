@@ -104,6 +104,8 @@ def from_json(text: str) -> RunConfig:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"the configuration is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"a configuration is a JSON object, not {values!r}")
     with _one_sentence():
         return _made(_parser(None), _parser(None).parse_object(values))
 

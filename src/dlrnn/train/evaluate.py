@@ -37,7 +37,8 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Sums of loss and metrics over batches, and their number ("batches"), on the device."""
     was_training = model.training
-    total: dict[str, Tensor] = {"batches": torch.zeros((), dtype=torch.float64, device=device)}
+    names = ("batches", "loss", *task.metric_names)
+    total = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
     model.eval()
     with torch.inference_mode():
         for batch in batches:
@@ -47,7 +48,7 @@ def evaluate(
                 "loss": task.loss(output, batch),
                 **task.metrics(output, batch),
             }.items():
-                total[name] = total.get(name, 0) + value.double()
+                total[name] = total[name] + value.double()
     model.train(was_training)
     return total
 

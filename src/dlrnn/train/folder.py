@@ -34,24 +34,29 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig) -> "RunFolder":
-        """A new folder; one that holds anything is refused."""
+        """A new folder; one that holds a run, or anything else, is refused.
+
+        A folder in which nothing was trained yet may be begun again. Call it `locked`.
+        """
         folder = cls(path)
-        if folder.path.exists() and not folder._is_bare():
+        if not folder._is_bare():
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another --out")
             if (folder.path / CONFIG).exists():
                 go_on = f"go on with `dlrnn train --resume {path}`, or choose another --out"
                 raise ValueError(f"{path} holds a run that was stopped; {go_on}")
             raise ValueError(f"{path} is not empty; choose another --out")
-        folder.path.mkdir(parents=True, exist_ok=True)
         write_whole(folder.path / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         write_whole(folder.path / CONFIG, config.to_json().encode())
         return folder
 
     def _is_bare(self) -> bool:
-        """Empty, or killed before there was a configuration."""
-        first = {ENVIRONMENT, f"{ENVIRONMENT}.part", f"{CONFIG}.part"}
-        return self.path.is_dir() and {path.name for path in self.path.iterdir()} <= first
+        """Empty, or stopped before anything was trained."""
+        first = {ENVIRONMENT, CONFIG, LOCK, RECORDS, TIMING, "tensorboard"}
+        first |= {f"{ENVIRONMENT}.part", f"{CONFIG}.part"}
+        records = self.path / RECORDS
+        untouched = not records.exists() or records.stat().st_size == 0
+        return untouched and {path.name for path in self.path.iterdir()} <= first
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
@@ -72,6 +77,8 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / RESULT).read_text())
         except FileNotFoundError:
             return None
+        except ValueError:
+            raise ValueError(f"{self.path / RESULT} is damaged: remove it and resume") from None
         return found
 
     def records(self) -> list[dict[str, Any]]:
@@ -81,7 +88,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process a run; the lock goes with the process that holds it."""
+        """One process a run, from before it is made; the lock goes with the process."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; a folder was expected")
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -99,6 +109,11 @@ class Lines:
     """A file of JSON lines that is only appended to, and cut back to a known length on resume."""
 
     def __init__(self, path: Path, length: int | None) -> None:
+        there = path.stat().st_size if path.exists() else 0
+        if length is not None and there < length:
+            raise ValueError(
+                f"{path} is shorter ({there} bytes) than its checkpoint says ({length})"
+            )
         self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
         if length is not None:
             self._file.truncate(length)

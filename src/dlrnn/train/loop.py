@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,39 +35,55 @@ def train(
     config: RunConfig | None = None,
     *,
     device: str = "cpu",
-    devices: int = 1,
-    strategy: str = "auto",
+    devices: int | None = None,
+    nodes: int | None = None,
     show: bool = True,
     writer: str = "tensorboard",
 ) -> dict[str, Any]:
     """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
-    same weights and records, bit by bit, on the same device.
+    same weights and records, bit by bit, on the same device. `devices` and `nodes` are what
+    torchrun or Slurm says, by default.
     """
-    precision: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
-    known = RunFolder.open(path).config if config is None else config
-    fabric = Fabric(
-        accelerator=torch.device(device).type,
-        devices=devices,
-        strategy=strategy,
-        precision=precision[known.precision],
-    )
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
+    folder = RunFolder(path)
+    if config is None:
+        folder = RunFolder.open(path)
+        if (result := folder.result) is not None:
+            return result
+    known = folder.config if config is None else config
+    fabric = make_fabric(device, known.precision, devices, nodes)
     fabric.launch()
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
+    task.count("train")
     model = make_model(known, task)
-    if config is not None and fabric.is_global_zero:
-        RunFolder.create(path, config)
-    fabric.barrier()
-    folder = RunFolder.open(path)
     with ExitStack() as stack:
         if fabric.is_global_zero:
             stack.enter_context(folder.locked())
-        if folder.result is not None:
-            return folder.result
+            if config is not None:
+                RunFolder.create(path, config)
+        fabric.barrier()
         return _Run(folder, fabric, task, model, stack, show=show, writer=writer).go()
+
+
+def make_fabric(
+    device: str, precision: str, devices: int | None = None, nodes: int | None = None
+) -> Fabric:
+    """Processes and precision; several processes are DDP."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
+    here = devices or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    all_of_them = int(os.environ.get("WORLD_SIZE") or here)
+    where = torch.device(device)
+    one = [where.index] if ":" in device and here == 1 else here
+    how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    return Fabric(
+        accelerator=where.type,
+        devices=one,
+        num_nodes=max(1, all_of_them // here) if nodes is None else nodes,
+        strategy="ddp" if here > 1 or all_of_them > 1 or (nodes or 1) > 1 else "auto",
+        precision=how[precision],
+    )
 
 
 def make_model(config: RunConfig, task: Task) -> nn.Module:
@@ -126,7 +144,7 @@ class _Run:
         self.progress = Shown(name, self.start, steps, self.device) if shown else Silent()
         for problem in self.problems:
             self.progress.say(f"{problem}; going on from an older one")
-        self.writer = _writer(writer, folder.path) if self.leads else None
+        self.writer = _writer(writer, folder.path, self.start) if self.leads else None
         if self.writer is not None:
             stack.callback(self.writer.close)
 
@@ -152,17 +170,19 @@ class _Run:
             for done, parts in enumerate(batches, start=self.start + 1):
                 self.step(done - 1, parts)
                 ends = done == config.steps
-                if done % config.log_every == 0 or ends or self.device.type == "cpu":
-                    self.step.check_finite()
                 checkpoint = done % config.checkpoint_every == 0 or ends
-                if done % config.log_every == 0 or checkpoint:
+                evaluation = done % config.eval_every == 0 or ends
+                due = done % config.log_every == 0 or checkpoint
+                if due or evaluation or self.device.type == "cpu":
+                    self.step.check_finite()
+                if due:
                     loss = self.step.take_loss(done - logged)
                     logged = done
                     self._record(
                         done, "train", {"loss": loss, "lr": config.lr * config.rate(done - 1)}
                     )
                     self._time(done, time.perf_counter() - began)
-                if done % config.eval_every == 0 or ends:
+                if evaluation:
                     self._evaluate(done)
                 if checkpoint:
                     self._checkpoint(done)
@@ -187,7 +207,8 @@ class _Run:
         self.last = {name: value / count for name, value in values.items()}
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
-        if self.best["value"] is None or value > self.best["value"]:
+        best = self.best["value"]
+        if best is None or math.isnan(best) or value > best:
             self.best = {"value": value, "step": step}
             if self.leads:
                 save_best(self.folder.path, step, self.bare, {self.task.metric: value})
@@ -234,9 +255,9 @@ class _Run:
         }
 
 
-def _writer(name: str, folder: Path) -> Writer | None:
+def _writer(name: str, folder: Path, start: int) -> Writer | None:
     if name == "tensorboard":
-        return tensorboard(folder)
+        return tensorboard(folder, start)
     if name == "wandb":
         return wandb(folder)
     return None

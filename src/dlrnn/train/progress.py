@@ -88,11 +88,11 @@ class Shown(Silent):
         self.console.print(text)
 
 
-def tensorboard(folder: Path) -> Writer:
-    """Event files beside the records."""
+def tensorboard(folder: Path, start: int) -> Writer:
+    """Event files beside the records; what a killed run wrote after `start` is shown no more."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Writer = SummaryWriter(str(folder / "tensorboard"))
+    writer: Writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
     return writer
 
 

@@ -52,7 +52,6 @@ class TrainingStep:
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.bad_parameter = torch.zeros((), dtype=torch.int64, device=self.device)
         self.index = torch.zeros((), dtype=torch.int64, device=self.device)  # of the step
-        self._drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
         self._capture = self.device.type == "cuda" and world == 1
@@ -65,10 +64,8 @@ class TrainingStep:
     def __call__(self, step: int, batches: list[Batch] | None) -> None:
         """One update; `batches` are its micro-batches, None where the device makes them."""
         self._set_rate(step)
-        if self._drops:  # a captured graph reads the generator's seed when it is replayed
-            torch.manual_seed(
-                (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
-            )
+        count = (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
+        torch.manual_seed(count % 2**63)  # dropout; a graph reads the seed when it is replayed
         if not self._capture:
             self.index.fill_(step)
             self._update(batches)
@@ -103,16 +100,17 @@ class TrainingStep:
                 if place is not None and value is not None:
                     place.copy_(value, non_blocking=True)
 
-    def _update(self, batches: list[Batch] | None) -> None:
-        parts = self.config.accumulate
+    def _update(self, made: list[Batch] | None) -> None:
+        batches = [make(self.index) for make in self._makers] if made is None else made
+        parts, world = len(batches), self.fabric.world_size
+        totals = self._totals(batches) if parts * world > 1 else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with held_kernels(self.model) if parts > 1 else nullcontext():
-            for k in range(parts):
-                batch = self._makers[k](self.index) if batches is None else batches[k]
+            for k, batch in enumerate(batches):
                 with self.fabric.no_backward_sync(self.model, enabled=k < parts - 1):  # type: ignore[arg-type]
-                    part = self.task.loss(forward(self.model, batch), batch) / parts
-                    self.fabric.backward(part)
+                    part = self.task.loss(forward(self.model, batch), batch, totals)
+                    self.fabric.backward(part * world)  # DDP takes the mean over processes
                 loss += part.detach()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
@@ -123,6 +121,13 @@ class TrainingStep:
         self.optimizer.step()
         self.loss_sum += loss
         self.index += 1
+
+    def _totals(self, batches: list[Batch]) -> Tensor:
+        """Of the whole batch: the losses of all parts, on all processes, add up."""
+        totals = torch.stack([self.task.totals(batch) for batch in batches]).sum(0)
+        if self.fabric.world_size > 1:
+            totals = self.fabric.all_reduce(totals, reduce_op="sum")  # type: ignore[assignment]
+        return totals
 
     def samples(self, step: int) -> list[Batch]:
         """All micro-batches of this process."""
@@ -137,7 +142,7 @@ class TrainingStep:
         """The mean over the last `steps`, over all processes; waits for the device."""
         mean = self.loss_sum / steps
         if self.fabric.world_size > 1:
-            mean = self.fabric.all_reduce(mean, reduce_op="mean")  # type: ignore[assignment]
+            mean = self.fabric.all_reduce(mean, reduce_op="sum")  # type: ignore[assignment]
         value = float(mean)
         self.loss_sum.zero_()
         return value
@@ -157,8 +162,8 @@ class TrainingStep:
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
         name = names[int(self.bad_parameter)].split("module.")[-1]
         raise FloatingPointError(
-            f"step {step + 1}: the gradient of {name} is not finite; the last checkpoint is good:"
-            " try a smaller learning rate or --clip 1"
+            f"step {step + 1}: the gradient of {name} is not finite; checkpoints were made before"
+            " it: try a smaller learning rate or --clip 1"
         )
 
     def _set_rate(self, step: int) -> None:
