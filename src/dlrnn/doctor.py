@@ -36,11 +36,13 @@ def environment() -> dict[str, str]:
 def examine(device: str) -> list[dict[str, Any]]:
     """One row an op: its backend, why, and its error and time on a small case."""
     where = torch.device(device)
-    return [_examine(op, case(where)) for op, case in _CASES.items()]
+    return [_examine(op, where, case(where)) for op, case in _CASES.items()]
 
 
-def _examine(op: str, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]) -> dict[str, Any]:
-    backend, why = ops.backend_for(op)
+def _examine(
+    op: str, device: torch.device, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]
+) -> dict[str, Any]:
+    backend, why = ops.backend_for(op, device)
     run, expected = case
     run()
     start = time.perf_counter()
@@ -59,7 +61,7 @@ def _examine(op: str, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]) -
 
 
 _Case = tuple[Callable[[], Tensor], Callable[[], Tensor]]
-ROWS, STATES, LENGTH = 3, 8, 100
+ROWS, STATES, LENGTH = 3, 8, 300
 
 
 def _modes(device: torch.device) -> tuple[Tensor, Tensor]:

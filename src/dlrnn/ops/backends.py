@@ -27,10 +27,11 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 _asked = [os.environ.get("DLRNN_BACKEND", "")]
 
 
-def backend_for(op: str) -> tuple[str, str]:
-    """The backend that `op` uses, and why."""
+def backend_for(op: str, device: torch.device | None = None) -> tuple[str, str]:
+    """The backend that `op` uses (there, or on a GPU if there is one), and why."""
     asked = _asked[-1]
-    available = [name for name in BACKENDS[op] if name != "fused" or _fused_is_there()]
+    fused = _fused_is_there() and (device is None or device.type == "cuda")
+    available = [name for name in BACKENDS[op] if name != "fused" or fused]
     if not asked or (asked == "fused" and asked not in BACKENDS[op]):
         only = len(available) == 1
         return available[0], "the only one" if only else f"before {', '.join(available[1:])}"

@@ -7,9 +7,12 @@ with the table `lambda^a`, a < 128, and scaled with `lambda^(128 b)`,
     M_n = sum_b lambda_n^(128 b) sum_a v[a + 128 b] lambda_n^a ,
 
 where `lambda^(128 b)` is itself a product of two table entries. Tables are made in float64.
-Products of fp32 numbers are formed as three products of 16-bit numbers, `x = high + low`:
+Products of fp32 numbers are formed as three products of fp16 numbers, `x = high + low`:
 
-    x y ~ high high + high low + low high        (relative error 2e-6 with bf16, sums in fp32).
+    x y ~ high high + high low + low high        (relative error 2^-22, sums in fp32).
+
+So that nothing leaves fp16's range, a row of W or v is scaled by a power of two to 2^13 at most,
+and the table to 2^14; hence |lambda| <= 1 is asked for: larger powers become infinite.
 
 The meaning is that of `ops.vandermonde`'s own functions. Nothing is added atomically: a sum over
 several programs is a sum over a dimension of partial results.
@@ -26,12 +29,11 @@ from torch import Tensor
 BLOCK = 128  # positions of a block b
 LEAP = 32  # blocks between two entries of the coarse table
 CHUNK = 32  # states that are summed at a time
-HALF = tl.bfloat16  # the interpreter knows products of fp16 only
-DTYPES = {tl.bfloat16: torch.bfloat16, tl.float16: torch.float16}
+UNIT = 2.0**14  # what stands for 1 in the table of `lambda^a`
 
 
 def supports(values: Tensor, log_lambda: Tensor) -> bool:
-    """fp32 values on a GPU with bf16 tensor cores."""
+    """fp32 values on a Hopper GPU or later."""
     return (
         values.is_cuda
         and values.dtype == torch.float32
@@ -50,8 +52,8 @@ def vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     share, parts = _shares(tiles[0] * tiles[1], triton.cdiv(states, CHUNK), W.device)
     partial = W.new_empty(parts, rows, length)
     _product[(*tiles, parts)](
-        *(W.contiguous(), fine, middle, coarse, partial, rows, states, length),
-        *(share, height, blocks, BLOCK, LEAP, CHUNK, HALF),
+        *(W.contiguous(), _scales(W.flatten(1)), fine, middle, coarse, partial),
+        *(rows, states, length, UNIT, share, height, blocks, BLOCK, LEAP, CHUNK),
         num_warps=8,
         num_stages=2,
     )
@@ -63,20 +65,26 @@ def adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     (rows, length), states = v.shape, log_lambda.shape[0]
     fine, middle, coarse = _tables(log_lambda, length)
     blocks = triton.cdiv(length, BLOCK)
-    halves = v.new_empty(2, rows, blocks * BLOCK, dtype=DTYPES[HALF])
-    _split[(rows, triton.cdiv(blocks * BLOCK, 1024))](v.contiguous(), halves, length, 1024, HALF)
+    halves, scales = v.new_empty(2, rows, blocks * BLOCK, dtype=torch.float16), _scales(v)
+    _split[(rows, triton.cdiv(blocks * BLOCK, 1024))](v.contiguous(), scales, halves, length, 1024)
     height = min(128, max(64, triton.next_power_of_2(rows)))
     width = 64
     tiles = triton.cdiv(rows, height), triton.cdiv(states, width)
     share, parts = _shares(tiles[0] * tiles[1], blocks, v.device)
     partial = v.new_empty(parts, rows, states, 2)
     _moments[(*tiles, parts)](
-        *(halves, fine, middle, coarse, partial, rows, states, blocks),
+        *(halves, scales, fine, middle, coarse, partial, rows, states, blocks, UNIT),
         *(share, height, width, BLOCK, LEAP),
         num_warps=8,
         num_stages=2,
     )
     return partial[0] if parts == 1 else partial.sum(0)
+
+
+def _scales(x: Tensor) -> Tensor:
+    """For each row the power of two that brings its largest entry to at most 2^13."""
+    largest = x.abs().amax(1).clamp(min=2.0**-100)
+    return torch.exp2(13 - largest.log2().ceil())
 
 
 def _shares(tiles: int, chunks: int, device: torch.device) -> tuple[int, int]:
@@ -98,10 +106,10 @@ def _shares(tiles: int, chunks: int, device: torch.device) -> tuple[int, int]:
 
 @triton.jit
 @no_type_check
-def _halves(x, HALF: tl.constexpr):
+def _halves(x):
     """`x = high + low` in 16 bits each."""
-    high = x.to(HALF)
-    return high, (x - high.to(tl.float32)).to(HALF)
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -126,18 +134,20 @@ def _pairs(table, row, states, n, mask, CHUNK: tl.constexpr):  # noqa: PLR0917
 @triton.jit
 @no_type_check
 def _product(  # noqa: PLR0917
-    W, fine, middle, coarse, partial, rows, states, length,
+    W, scales, fine, middle, coarse, partial, rows, states, length, unit,
     SHARE: tl.constexpr, HEIGHT: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    LEAP: tl.constexpr, CHUNK: tl.constexpr, HALF: tl.constexpr,
+    LEAP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One part of the sum over n, for HEIGHT rows of W and BLOCKS blocks of positions."""
     row = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     a = tl.arange(0, BLOCK)
+    scale = tl.load(scales + row, mask=row < rows, other=1.0)[:, None]
     total = tl.zeros((BLOCKS * HEIGHT, BLOCK), dtype=tl.float32)
     for chunk in range(SHARE):
         n = (tl.program_id(2) * SHARE + chunk) * CHUNK
         w_re, w_im = _pairs(W, row, states, n, row < rows, CHUNK)
+        w_re, w_im = w_re * scale, w_im * scale
         inside = block * BLOCK < length
         m_re, m_im = _pairs(middle, block % LEAP, states, n, inside, CHUNK)
         c_re, c_im = _pairs(coarse, block // LEAP, states, n, inside, CHUNK)
@@ -146,7 +156,7 @@ def _product(  # noqa: PLR0917
         re = w_re[None] * s_re - w_im[None] * s_im
         im = w_re[None] * s_im + w_im[None] * s_re
         scaled = tl.reshape(tl.join(re, -im), (BLOCKS * HEIGHT, 2 * CHUNK))
-        high, low = _halves(scaled, HALF)
+        high, low = _halves(scaled)
         i = 2 * n + tl.arange(0, 2 * CHUNK)
         table = fine + i[:, None] * BLOCK + a[None, :]
         known = (i < 2 * states)[:, None]
@@ -157,13 +167,14 @@ def _product(  # noqa: PLR0917
     row = tl.program_id(0) * HEIGHT + line % HEIGHT
     k = ((tl.program_id(1) * BLOCKS + line // HEIGHT) * BLOCK)[:, None] + a[None, :]
     at = partial + (tl.program_id(2).to(tl.int64) * rows + row)[:, None] * length + k
+    total *= (1.0 / (tl.load(scales + row, mask=row < rows, other=1.0) * unit))[:, None]
     tl.store(at, total, mask=(row < rows)[:, None] & (k < length))
 
 
 @triton.jit
 @no_type_check
 def _moments(  # noqa: PLR0917
-    halves, fine, middle, coarse, partial, rows, states, blocks,
+    halves, scales, fine, middle, coarse, partial, rows, states, blocks, unit,
     SHARE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     LEAP: tl.constexpr,
 ):  # fmt: skip
@@ -201,16 +212,18 @@ def _moments(  # noqa: PLR0917
         total_im += re * s_im + im * s_re
     part = tl.program_id(2).to(tl.int64) * rows + row
     to = partial + 2 * (part[:, None] * states + n[None, :])
-    _store_pair(to, total_re, total_im, there & known)
+    back = (1.0 / (tl.load(scales + row, mask=row < rows, other=1.0) * unit))[:, None]
+    _store_pair(to, total_re * back, total_im * back, there & known)
 
 
 @triton.jit
 @no_type_check
-def _split(v, halves, length, WIDTH: tl.constexpr, HALF: tl.constexpr):
-    """The high and low parts of v [rows, L], filled up with zeros."""
+def _split(v, scales, halves, length, WIDTH: tl.constexpr):
+    """The high and low parts of the scaled v [rows, L], filled up with zeros."""
     k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     row, stride = tl.program_id(0).to(tl.int64), tl.cdiv(length, 128) * 128
-    high, low = _halves(tl.load(v + row * length + k, mask=k < length, other=0.0), HALF)
+    x = tl.load(v + row * length + k, mask=k < length, other=0.0)
+    high, low = _halves(x * tl.load(scales + row))
     to = halves + row * stride + k
     tl.store(to, high, mask=k < stride)
     tl.store(to + tl.num_programs(0).to(tl.int64) * stride, low, mask=k < stride)
@@ -220,17 +233,17 @@ def _split(v, halves, length, WIDTH: tl.constexpr, HALF: tl.constexpr):
 
 
 def _tables(log_lambda: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`lambda^a`, a < 128, as 16-bit numbers [high or low, N, re or im, 128]; and as fp32 pairs
+    """`2^14 lambda^a`, a < 128, in fp16, [high or low, N, re or im, 128]; and as fp32 pairs
     `lambda^(128 j)`, j < 32, [32, N, 2], and `lambda^(4096 t)`, [L / 4096, N, 2].
     """
     states, leaps = log_lambda.shape[0], triton.cdiv(length, BLOCK * LEAP)
-    fine = log_lambda.new_empty(2, states, 2, BLOCK, dtype=DTYPES[HALF])
+    fine = log_lambda.new_empty(2, states, 2, BLOCK, dtype=torch.float16)
     middle = log_lambda.new_empty(LEAP, states, 2, dtype=torch.float32)
     coarse = log_lambda.new_empty(leaps, states, 2, dtype=torch.float32)
     entries = BLOCK + LEAP + leaps
     _fill_tables[(triton.cdiv(states, 32), triton.cdiv(entries, 32))](
-        *(log_lambda.contiguous(), fine, middle, coarse, states, entries),
-        *(32, BLOCK, LEAP, HALF),
+        *(log_lambda.contiguous(), fine, middle, coarse, states, entries, UNIT),
+        *(32, BLOCK, LEAP),
         num_warps=4,
     )
     return fine, middle, coarse
@@ -239,8 +252,8 @@ def _tables(log_lambda: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
 @triton.jit
 @no_type_check
 def _fill_tables(  # noqa: PLR0917
-    log_lambda, fine, middle, coarse, states, entries,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, LEAP: tl.constexpr, HALF: tl.constexpr,
+    log_lambda, fine, middle, coarse, states, entries, unit,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, LEAP: tl.constexpr,
 ):  # fmt: skip
     """`exp(position log lambda)`, phases formed and reduced in float64."""
     n = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH))[:, None]
@@ -252,8 +265,8 @@ def _fill_tables(  # noqa: PLR0917
     phase = tl.load(log_lambda + 2 * n + 1, mask=known, other=0.0) * position
     modulus = tl.exp(decay)
     re, im = (modulus * tl.cos(phase)).to(tl.float32), (modulus * tl.sin(phase)).to(tl.float32)
-    re_high, re_low = _halves(re, HALF)
-    im_high, im_low = _halves(im, HALF)
+    re_high, re_low = _halves(re * unit)
+    im_high, im_low = _halves(im * unit)
     at, low, mask = fine + n * (2 * BLOCK) + entry, 2 * states * BLOCK, known & (entry < BLOCK)
     tl.store(at, re_high, mask=mask)
     tl.store(at + BLOCK, im_high, mask=mask)
