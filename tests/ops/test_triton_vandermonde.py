@@ -52,7 +52,7 @@ def test_on_a_gpu(rows, states, length):
     assert kernels.supports(W, log_lambda)
     assert not kernels.supports(W.double(), log_lambda)
     K, M = kernels.vandermonde(W, log_lambda, length), kernels.adjoint(v, log_lambda)
-    assert relative_error(K, ops.vandermonde(W.double(), log_lambda, length)) < 1e-6
-    assert relative_error(M, ops.vandermonde_adjoint(v.double(), log_lambda)) < 1e-6
+    assert relative_error(K, ops.vandermonde(W.double(), log_lambda, length)) < 1e-5
+    assert relative_error(M, ops.vandermonde_adjoint(v.double(), log_lambda)) < 1e-5
     assert torch.equal(K, kernels.vandermonde(W, log_lambda, length)), "not deterministic"
     assert torch.equal(M, kernels.adjoint(v, log_lambda)), "not deterministic"
