@@ -50,6 +50,7 @@ def test_what_is_written(whole):
     assert manifest["task"] == "listops-subtrees"
     assert (manifest["parameters"], manifest["counts"]) == (LIMITS, COUNTS)
     assert (manifest["seed"], manifest["format"], manifest["shard_rows"]) == (1, 1, 16)
+    assert set(manifest["versions"]) == {"dlrnn", "numba", "numpy", "pyarrow"}
     assert shards.verify(whole) == []
     table = pq.read_table(whole / names[0])  # with anyone's tools
     tokens = np.frombuffer(table["tokens"][0].as_py(), dtype=np.uint8)
@@ -237,6 +238,11 @@ def test_wrong_counts_are_found(copy):
 
 def test_no_set(tmp_path):
     assert shards.verify(tmp_path) == [f"{tmp_path} holds no set"]
+    (tmp_path / "file").touch()
+    for name, sentence in (("file", "file is a file; a folder was"), ("no", "there is no folder")):
+        for look in (shards.verify, shards.load_manifest):
+            with pytest.raises(ValueError, match=sentence):
+                look(tmp_path / name)
 
 
 # ---------------------------------------------------------------------------------- refusing
@@ -265,7 +271,8 @@ def test_wrong_requests(copy, tmp_path, monkeypatch):
     refused(WITH_DUPLICATES, copy, "holds shards of an unknown set")
     (copy / "thesis.tex").touch()
     refused(WITH_DUPLICATES, copy, "holds 'thesis.tex', which belongs to no set")
-    refused(WITH_DUPLICATES, copy / "thesis.tex", "is a file; a folder was expected")
+    for file in (copy / "thesis.tex", copy / "thesis.tex" / "set"):
+        refused(WITH_DUPLICATES, file, "thesis.tex is a file; a folder was expected")
     monkeypatch.setattr(listops, "_ATTEMPTS", 1000)
     refused(ListOps(max_depth=2), new, "no tree of depth 2 and at most 9 children")
 
@@ -277,6 +284,17 @@ def test_a_begun_set_goes_on_with_the_versions_it_was_begun_with(copy, monkeypat
     (copy / "manifest.json").unlink()
     (copy / "progress.jsonl").write_text(json.dumps(header) + "\n")
     refused(WITH_DUPLICATES, copy, "holds another set .its versions")
+
+
+def test_a_damaged_set_of_other_versions_is_refused_before_any_progress(copy):
+    manifest = shards.load_manifest(copy)
+    manifest["versions"]["pyarrow"] = "1.0"
+    manifest["sha256"] = shards.own_hash(manifest)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "test-00000.parquet").unlink()
+    seen = []
+    refused(WITH_DUPLICATES, copy, "is damaged and was made by", progress=lambda *n: seen.append(n))
+    assert seen == []
 
 
 def test_too_few_templates(tmp_path):
@@ -291,11 +309,20 @@ def test_one_build_a_folder(copy):
         refused(WITH_DUPLICATES, copy, "another process is building .*; wait for it to end")
 
 
-def test_split_counts():
-    assert shards.split_counts(100_000) == {"train": 96_000, "validation": 2_000, "test": 2_000}
-    assert shards.split_counts(1) == {"train": 1, "validation": 0, "test": 0}
-    with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
-        shards.split_counts(0)
+@pytest.mark.parametrize("name", data_cli.SETS)
+def test_fewer_samples_keep_the_proportions(name):
+    counts = dict(data_cli.SETS[name]().counts)
+    whole = sum(counts.values())
+    assert shards.scaled_counts(counts, whole) == counts
+    tenth = {split: count // 10 for split, count in counts.items()}
+    assert shards.scaled_counts(counts, whole // 10) == tenth
+    for samples in (3, 4, 7, 59):
+        scaled = shards.scaled_counts(counts, samples)
+        assert min(scaled.values()) >= 1
+        assert sum(scaled.values()) == samples
+    sentence = "samples must be at least 3, one for each of test, train, validation, not 2"
+    with pytest.raises(ValueError, match=sentence):
+        shards.scaled_counts(counts, 2)
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -317,6 +344,47 @@ def test_reading(whole):
         assert len(one.operators) == len(one.positions)
     assert set(shards.read(whole, "test", columns=["label"])[4]) == {"label"}
     assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
+
+
+THREADS = """
+import sys, threading
+from dlrnn.tasks import shards
+sys.setswitchinterval(1e-5)
+shards.KEPT = 1
+split, wrong = shards.read(sys.argv[1], "train", columns=["label"]), []
+labels = [sample["label"] for sample in split]
+
+def read(offset):
+    try:
+        for k in range(2000):
+            index = (offset + 17 * k) % len(split)
+            assert split[index]["label"] == labels[index]
+    except Exception as error:
+        wrong.append(error)
+
+threads = [threading.Thread(target=read, args=(offset,)) for offset in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(wrong)
+"""
+
+
+def test_threads_share_a_split(whole):
+    assert run_python(THREADS, str(whole)).strip() == "[]"
+
+
+def test_what_is_kept_is_bounded_by_its_bytes(whole, monkeypatch):
+    train = shards.read(whole, "train")
+    train.batch(range(50))
+    sizes = [table.nbytes for table in train._kept.values()]
+    assert len(sizes) == 4
+    assert train._kept_bytes == sum(sizes)
+    for bound, kept in ((sizes[2] + sizes[3], 2), (1, 1)):
+        monkeypatch.setattr(shards, "KEPT", bound)
+        train = shards.read(whole, "train")
+        train.batch(range(50))
+        assert [table.nbytes for table in train._kept.values()] == sizes[-kept:]
+        assert train._kept_bytes == sum(sizes[-kept:])
 
 
 def test_reading_what_is_not_there(whole, tmp_path):
@@ -346,5 +414,38 @@ def test_what_the_command_does(tmp_path):
         (60, 7, "whole"),
         (65, 1, "not finished"),
     ]
-    with pytest.raises(ValueError, match="there is no set 'listop' to build; there are: listops-s"):
-        data_cli.build("listop")
+    lra = data_cli.build("pathfinder", samples=30, workers=1, out=tmp_path / "lra")
+    assert shards.load_manifest(lra)["counts"] == {"train": 24, "validation": 3, "test": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("listop", {}, "there is no set 'listop' to build: did you mean 'listops'?"),
+        ("listops", {"resolution": 64}, "listops has no resolution; only pathfinder-seg"),
+        ("path-x", {"resolution": 64}, "path-x has one resolution; only pathfinder-segmentation"),
+        ("listops", {"samples": 2}, "samples must be at least 3, one for each of"),
+        ("pathfinder-segmentation", {"resolution": 31}, "resolution must be from 32 to 4096"),
+        ("listops", {"out": "file/sub", "samples": 3}, "file is a file; a folder was expected"),
+    ],
+)
+def test_what_the_command_refuses(name, options, sentence, tmp_path, monkeypatch, capsys):
+    """With one sentence and no progress bar."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(ValueError, match=sentence.replace("?", ".")):
+        data_cli.build(name, **options)
+    assert capsys.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_bar_goes_to_stderr(tmp_path, capsys):
+    out = data_cli.build("listops", samples=3, workers=1, out=tmp_path / "set")
+    data_cli.verify(out)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "listops" in printed.err
+    assert "verify" in printed.err
+    with pytest.raises(ValueError, match="there is no folder"):
+        data_cli.verify(tmp_path / "no")
+    assert capsys.readouterr() == ("", "")

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         help="listops-subtrees, listops, pathfinder-segmentation, pathfinder or path-x",
     )
     build.add_argument("--resolution", type=count, help="of pathfinder-segmentation: 128")
-    build.add_argument("--samples", type=count, help="default: the paper's 100000")
+    build.add_argument("--samples", type=count, help="at least 3; default: all of it")
     build.add_argument("--workers", type=count, help="processes; default: all cores")
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")

@@ -29,16 +29,17 @@ TASKS = {task.name: task for task in _ALL}
 def get(name: str, **settings: Any) -> Task:
     """The task of that name, with the paper's settings or yours: `get("shift", length=512)`."""
     if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}{_nearest(name, list(TASKS))}")
+        raise ValueError(f"there is no task {name!r}{nearest(name, list(TASKS))}")
     known = [field.name for field in fields(TASKS[name])]
     for setting in settings:
         if setting not in known:
-            hint = _nearest(setting, known)
+            hint = nearest(setting, known)
             raise ValueError(f"the task {name} has no setting {setting!r}{hint}")
     return TASKS[name](**settings)
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: list[str]) -> str:
+    """The end of a sentence about an unknown word: the one that was meant, or all of them."""
     near = difflib.get_close_matches(word.lower().replace("_", "-"), known, n=1)
     near = near or difflib.get_close_matches(word.lower(), known, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -103,7 +104,10 @@ def _header(spec: Spec) -> dict[str, Any]:
         "seed": spec.seed,
         "counts": {split: spec.counts.get(split, 0) for split in SPLITS[:3]},
         "shard_rows": spec.shard_rows,
-        "versions": {"dlrnn": __version__, "numpy": np.__version__, "pyarrow": pa.__version__},
+        "versions": {
+            **{"dlrnn": __version__, "numba": numba.__version__},
+            **{"numpy": np.__version__, "pyarrow": pa.__version__},
+        },
     }
     same: dict[str, Any] = json.loads(json.dumps(header))
     return same
@@ -114,10 +118,11 @@ def _header(spec: Spec) -> dict[str, Any]:
 
 def _check_folder(folder: Path, header: dict[str, Any]) -> None:
     """Refuse a folder that holds anything but this set or a part of it."""
+    there = _nearest_there(folder)
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file; a folder was expected")
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is a file; a folder was expected")
     names = {path.name for path in folder.iterdir()}
     ours = {name for name in names if _is_ours(name)}
     if names - ours:
@@ -150,10 +155,13 @@ def _found(folder: Path) -> dict[str, Any] | None:
     return lines[0] if lines else None
 
 
+def _nearest_there(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
 def _check_space(folder: Path, spec: Spec) -> None:
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
+    there = _nearest_there(folder)
     there_already = sum(path.stat().st_size for path in folder.glob("*.parquet"))
     need = sum(spec.counts.values()) * spec.bytes_per_sample - there_already
     free = shutil.disk_usage(there).free
@@ -212,13 +220,14 @@ class _Builder:
             path = self.folder / shard.file
             if shard.file in noted and path.exists() and sha256(path) == noted[shard.file]:
                 self.hashes[shard.file] = noted[shard.file]
-        self._report()
-        if manifest and len(self.hashes) == len(self.shards):
-            (self.folder / PROGRESS).unlink(missing_ok=True)
-            return False
-        if manifest and manifest["versions"] != self.header["versions"]:
+        whole = manifest is not None and len(self.hashes) == len(self.shards)
+        if manifest and not whole and manifest["versions"] != self.header["versions"]:
             made = json.dumps(manifest["versions"])
             raise ValueError(f"{self.folder} is damaged and was made by {made}: mend it with those")
+        self._report()
+        if whole:
+            (self.folder / PROGRESS).unlink(missing_ok=True)
+            return False
         lines = [self.header, *map(self._entry, (s for s in self.shards if s.file in self.hashes))]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         _write(self.folder / PROGRESS, text.encode())

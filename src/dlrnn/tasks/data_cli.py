@@ -1,11 +1,13 @@
 """What `dlrnn data build | verify | list` do; `dlrnn.cli` parses and prints errors."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dlrnn.tasks import listops, pathfinder, shards
+from dlrnn.tasks import listops, nearest, pathfinder, shards
 from dlrnn.tasks.build import build_set
 
 SETS: dict[str, Callable[..., shards.Spec]] = {
@@ -38,21 +40,37 @@ def build(
 ) -> Path:
     """Build a set with a progress bar; by default all of it, on all cores, in `data/NAME`.
 
-    `resolution` belongs to pathfinder-segmentation, whose folder is then `data/NAME-RESOLUTION`.
+    `samples` are divided into splits as the whole set is, at least one for each. `resolution`
+    belongs to pathfinder-segmentation, whose folder is then `data/NAME-RESOLUTION`.
     """
     if name not in SETS:
-        raise ValueError(f"there is no set {name!r} to build; there are: {', '.join(SETS)}")
+        raise ValueError(f"there is no set {name!r} to build{nearest(name, list(SETS))}")
     settings: dict[str, Any] = {"seed": seed}
-    if samples is not None:
-        settings["counts"] = shards.split_counts(samples)
     segmentation = name == "pathfinder-segmentation"
     if segmentation:
         settings["resolution"] = resolution or 128
     elif resolution is not None:
-        raise ValueError(f"{name} has one resolution; only pathfinder-segmentation has others")
+        has = "no resolution" if name.startswith("listops") else "one resolution"
+        raise ValueError(f"{name} has {has}; only pathfinder-segmentation has several")
     spec = SETS[name](**settings)
+    if samples is not None:
+        spec = SETS[name](**settings, counts=shards.scaled_counts(spec.counts, samples))
     default = f"{name}-{settings['resolution']}" if segmentation else name
     folder = Path("data") / default if out is None else Path(out)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with _bar(name, "samples") as progress:
+        return build_set(spec, folder, workers=workers or cores or 1, progress=progress)
+
+
+def verify(folder: str | os.PathLike[str]) -> list[str]:
+    """Check every hash and count with a progress bar; one sentence a problem."""
+    with _bar("verify", "shards") as progress:
+        return shards.verify(folder, progress=progress)
+
+
+@contextlib.contextmanager
+def _bar(name: str, things: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that starts when there is progress: before, a refusal is one sentence."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -60,25 +78,20 @@ def build(
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
-        task = bar.add_task(name, total=None, rate="")
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(name, total=None, rate="")
 
-        def progress(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            rate = f"{speed:.3g} samples/s" if speed else ""
-            bar.update(task, completed=done, total=total, rate=rate)
+    def progress(done: int, total: int) -> None:
+        bar.start()
+        speed = bar.tasks[0].speed
+        rate = f"{speed:.3g} {things}/s" if speed else ""
+        bar.update(task, completed=done, total=total, rate=rate)
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return build_set(spec, folder, workers=workers or cores or 1, progress=progress)
-
-
-def verify(folder: str | os.PathLike[str]) -> list[str]:
-    """Check every hash and count with a progress bar; one sentence a problem."""
-    with Progress(transient=True) as bar:
-        task = bar.add_task("verify", total=None)
-        return shards.verify(
-            folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    try:
+        yield progress
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def found(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """ListOps as tasks: every sub-tree's value (ListOps-SubTrees), or the value of the whole (LRA)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from dlrnn.tasks import listops
-from dlrnn.tasks.classes import accuracy, cross_entropy
+from dlrnn.tasks.classes import accuracy, counted, cross_entropy
 from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import IGNORED, Batch
@@ -23,6 +24,14 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 class _ListOps(SetTask):
     """Tokens in, padded on the right; ten classes out."""
 
+    @abstractmethod
+    def spec(self) -> listops.ListOps:
+        """The set, as the paper has it."""
+
+    def _fixed(self) -> dict[str, Any]:
+        parameters = self.spec().parameters
+        return {key: parameters[key] for key in ("min_length", "max_length")}
+
     @property
     def vocabulary(self) -> int:
         """16: padding, ten digits, four operators, the closing bracket."""
@@ -33,9 +42,13 @@ class _ListOps(SetTask):
         """The digits."""
         return 10
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy."""
-        return cross_entropy(output, batch.targets)
+        return cross_entropy(output, batch.targets, totals)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Answers that count."""
+        return counted(batch.targets)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Accuracy of one batch; average over batches."""
@@ -51,14 +64,14 @@ class _ListOps(SetTask):
         """Every sub-tree is a bar over its tokens, coloured by its operator, with its value."""
         tokens = self.sample(1, split=split, step=step).inputs[0].numpy().astype(np.uint8)
         figure = Figure(figsize=(11, 5), layout="constrained")
-        axes = figure.subplots()
-        for place, (start, stop, depth, operator, value) in enumerate(_bars(tokens)):
+        axes, bars = figure.subplots(), _bars(tokens)
+        for place, (start, stop, depth, operator, value) in enumerate(bars):
             bar = Rectangle((start, -depth), stop - start, -0.9, color=_COLOURS[operator])
             axes.add_patch(bar)
             if (stop - start) * 60 > len(tokens) or place == 0:
                 middle = (start + stop) / 2, -depth - 0.45
                 axes.annotate(str(value), middle, ha="center", va="center", color="white")
-        depth = max(bar[2] for bar in _bars(tokens))
+        depth = max(bar[2] for bar in bars)
         end = int((tokens != 0).sum())
         axes.set(xlim=(0, end), ylim=(-depth - 1, 0), xlabel="position", yticks=[])
         axes.set_ylabel("depth, the root above")
@@ -84,21 +97,18 @@ class ListOpsSubTrees(_ListOps):
     name: ClassVar[str] = "listops-subtrees"
     kind: ClassVar[str] = "tagging"
     metric: ClassVar[str] = "accuracy"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     probes: ClassVar[str] = "hierarchical computation, at every node"
     causal: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "values", "positions")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < 64:
-            raise ValueError(f"{self.name}: the length must be at least 64, not {self.length}")
-
     def spec(self) -> listops.ListOps:
-        """Trees of 7000 < length < 8180; another `length` scales these limits."""
-        if self.length == 8192:
-            return listops.subtrees(seed=self.seed)
-        limits = {"min_length": self.length * 7 // 8, "max_length": self.length}
-        return listops.subtrees(seed=self.seed, **limits)
+        """Trees of 7000 < length < 8180; another `length` than 8192 scales these limits."""
+        if not 64 <= self.length <= 65_536:
+            limits = f"must be from 64 to 65536, not {self.length}"
+            raise ValueError(f"{self.name}: the length {limits}")
+        least, most = (self.length * limit // 8192 for limit in (7000, 8180))
+        return listops.subtrees(seed=self.seed, min_length=least, max_length=most)
 
     @property
     def input_length(self) -> int:
@@ -109,10 +119,6 @@ class ListOpsSubTrees(_ListOps):
     def output_length(self) -> int:
         """Every position; those that close no sub-tree are ignored."""
         return self.length
-
-    def _fixed(self) -> dict[str, Any]:
-        parameters = self.spec().parameters
-        return {key: parameters[key] for key in ("min_length", "max_length")}
 
     def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
         tree = self.spec().draw(split, index)
@@ -135,6 +141,7 @@ class ListOps(_ListOps):
     name: ClassVar[str] = "listops"
     kind: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     probes: ClassVar[str] = "hierarchical computation"
     causal: ClassVar[bool] = False
     pooled: ClassVar[bool] = True

@@ -61,7 +61,7 @@ _SETS: dict[int, dict[str, Any]] = {
     },
 }
 _WHOLE = {
-    "resolution": (8, 4096),
+    "resolution": (LRA, 4096),
     "contour_length": (2, 1000),
     "antialias_scale": (1, 8),
     "distractors": (0, 1000),

@@ -1,5 +1,6 @@
 """Pathfinder as tasks: a class for every pixel (segmentation), or one for the image (LRA)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +11,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks import pathfinder
-from dlrnn.tasks.classes import accuracy, balanced_cross_entropy, cross_entropy, macro_scores
+from dlrnn.tasks.classes import (
+    accuracy,
+    balanced_cross_entropy,
+    class_counts,
+    counted,
+    cross_entropy,
+    macro_scores,
+)
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
 
@@ -21,9 +29,12 @@ class _Pathfinder(SetTask):
 
     causal: ClassVar[bool] = False
 
+    @abstractmethod
     def spec(self) -> pathfinder.Pathfinder:
         """The set, as the paper has it."""
-        raise NotImplementedError
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"resolution": self.spec().resolution}
 
     @property
     def d_input(self) -> int:
@@ -45,8 +56,10 @@ class _Pathfinder(SetTask):
         return (pixels.float() / 127.5 - 1)[..., None]  # [B, R R, 1]
 
     def preview(self, *, split: str = "train", step: int = 0) -> Figure:
-        """Four images above, their masks below."""
-        return pathfinder.preview([self.spec().draw(split, 4 * step + k) for k in range(4)])
+        """Four images above, their masks, if it has any, below."""
+        spec = self.spec()
+        images = [spec.draw(split, 4 * step + k) for k in range(4)]
+        return pathfinder.preview(images, masks=spec.masks)
 
 
 @dataclass(frozen=True)
@@ -62,12 +75,9 @@ class PathfinderSegmentation(_Pathfinder):
     name: ClassVar[str] = "pathfinder-segmentation"
     kind: ClassVar[str] = "tagging"
     metric: ClassVar[str] = "macro_f1"
+    metric_names: ClassVar[tuple[str, ...]] = ("macro_f1", "macro_accuracy")
     probes: ClassVar[str] = "long-range spatial relations, at every pixel"
     columns: ClassVar[tuple[str, ...]] = ("image", "mask")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.spec()  # a resolution that cannot be is refused here
 
     def spec(self) -> pathfinder.Pathfinder:
         """100000 images of this resolution."""
@@ -83,16 +93,17 @@ class PathfinderSegmentation(_Pathfinder):
         """Every pixel."""
         return self.input_length
 
-    def _fixed(self) -> dict[str, Any]:
-        return {"resolution": self.resolution}
-
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         masks = torch.from_numpy(np.stack([sample["mask"] for sample in samples]))
         return Batch(self._pixels(samples), masks.long())
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy, each class weighted by the inverse of its count in the batch."""
-        return balanced_cross_entropy(output, batch.targets)
+        return balanced_cross_entropy(output, batch.targets, totals)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Pixels of each class."""
+        return class_counts(batch.targets, self.d_output)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Macro F1 and macro accuracy of one batch; average over batches."""
@@ -105,6 +116,7 @@ class _OneLabel(_Pathfinder):
 
     kind: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     pooled: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("image", "label")
 
@@ -122,9 +134,13 @@ class _OneLabel(_Pathfinder):
         labels = torch.tensor([int(sample["label"]) for sample in samples])
         return Batch(self._pixels(samples), labels)
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy."""
-        return cross_entropy(output, batch.targets)
+        return cross_entropy(output, batch.targets, totals)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Answers that count."""
+        return counted(batch.targets)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Accuracy of one batch; average over batches."""

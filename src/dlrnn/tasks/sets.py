@@ -4,10 +4,12 @@ A split that is read is shuffled anew each epoch, in windows of row groups, so t
 decoded once an epoch and the order is a function of (seed, epoch) alone.
 """
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +27,7 @@ WINDOW = 64  # row groups that are shuffled together
 class SetTask(Task):
     """A task over a set: `folder` is where `dlrnn data build` wrote it, None draws new samples."""
 
-    folder: str | None = None
+    folder: str | os.PathLike[str] | None = None
 
     columns: ClassVar[tuple[str, ...]]  # what is read of a sample
 
@@ -43,8 +45,11 @@ class SetTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.folder is not None and not isinstance(self.folder, str):
-            raise ValueError(f"{self.name}: folder must be a string, not {self.folder!r}")
+        if self.folder is not None:
+            if not isinstance(self.folder, str | os.PathLike):
+                raise ValueError(f"{self.name}: folder must be a path, not {self.folder!r}")
+            object.__setattr__(self, "folder", str(self.folder))
+        self.spec()  # settings that cannot be are refused here
 
     def count(self, split: str) -> int | None:
         """What the set on disk holds; None without one."""
@@ -66,7 +71,9 @@ class SetTask(Task):
         lie.
         """
         self._check_request(batch_size, split)
-        start = step * (of or batch_size) + first
+        of = batch_size if of is None else of
+        _check_place(batch_size, step, first, of)
+        start = step * of + first
         numbers = range(start, start + batch_size)
         if self.folder is None:
             samples = [self._drawn(split, number) for number in numbers]
@@ -81,12 +88,9 @@ class SetTask(Task):
         stored = self._split(split)
         indices = [number % len(stored) for number in numbers]
         if split == "train":
+            sizes = len(stored), stored.shard_rows, stored.group_rows
             indices = [
-                int(
-                    shuffled(self.seed, number // len(stored), len(stored), stored.group_rows)[
-                        index
-                    ]
-                )
+                int(shuffled(self.seed, number // len(stored), *sizes)[index])
                 for number, index in zip(numbers, indices, strict=True)
             ]
         columns = stored.batch(indices)
@@ -95,30 +99,66 @@ class SetTask(Task):
             for place in range(len(indices))
         ]
 
-    @lru_cache(maxsize=8)  # noqa: B019 (a task is a few settings)
     def _split(self, split: str) -> shards.Split:
         assert self.folder is not None
-        made = shards.load_manifest(self.folder)
+        folder = Path(self.folder).resolve()
+        stamp = _stamp(folder)
+        made = _manifest(folder, stamp)
         if made["task"] != self.name:
             raise ValueError(f"{self.folder} is a set of {made['task']!r}, not of {self.name!r}")
         for key, value in self._fixed().items():
             if (was := made["parameters"].get(key)) != value:
                 raise ValueError(f"{self.folder} has {key} {was!r}, not {value!r}")
-        stored = shards.read(self.folder, split, columns=self.columns)
+        stored = _opened(folder, stamp, split, self.columns)
         if not len(stored):
             raise ValueError(f"{self.folder} has no {split} samples; build a larger set")
         return stored
 
+    @abstractmethod
     def _fixed(self) -> dict[str, Any]:
         """Parameters that a set on disk must share with this task."""
-        return {}
+
+
+def _check_place(batch_size: int, step: int, first: int, of: int) -> None:
+    for name, value in (("step", step), ("first", first)):
+        if value < 0:
+            raise ValueError(f"{name} must be at least 0, not {value}")
+    if of < first + batch_size:
+        part = f"first + batch_size, {first} + {batch_size}"
+        raise ValueError(f"of, the whole batch, must be at least {part}, not {of}")
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Another one when the set was built anew; None without a manifest."""
+    try:
+        status = (folder / shards.MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _manifest(folder: Path, stamp: tuple[int, int] | None) -> dict[str, Any]:
+    return shards.load_manifest(folder)
+
+
+@lru_cache(maxsize=8)
+def _opened(
+    folder: Path, stamp: tuple[int, int] | None, split: str, columns: tuple[str, ...]
+) -> shards.Split:
+    """The same reader, with what it has decoded, as long as the set is the same."""
+    return shards.read(folder, split, columns=columns)
 
 
 @lru_cache(maxsize=4)
-def shuffled(seed: int, epoch: int, count: int, group: int) -> Int64[np.ndarray, "count"]:
+def shuffled(
+    seed: int, epoch: int, count: int, shard_rows: int, group_rows: int
+) -> Int64[np.ndarray, "count"]:
     """The order of an epoch: groups are shuffled, then samples within WINDOW groups."""
-    of_group = Random(seed, "train", epoch, first=0, count=1, device="cpu")
-    groups = of_group.bits(-(-count // group))[0].numpy()
+    shard, row = np.divmod(np.arange(count), shard_rows)
+    group = shard * -(-shard_rows // group_rows) + row // group_rows  # of each sample
+    random = Random(seed, "train", epoch, first=0, count=1, device="cpu")
+    groups = random.bits(int(group[-1]) + 1)[0].numpy()
     rank = np.argsort(np.argsort(groups, kind="stable"), kind="stable")  # of each group
-    samples = of_group.bits(count)[0].numpy()
-    return np.lexsort((samples, rank[np.arange(count) // group] // WINDOW))
+    samples = random.bits(count)[0].numpy()
+    return np.lexsort((samples, rank[group] // WINDOW))

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from dlrnn.tasks.random import SPLITS
 
 FORMAT = 1
-KEPT = 128  # decoded row groups that a reader keeps
+KEPT = 2**28  # bytes of decoded row groups that a reader keeps
 MANIFEST, PROGRESS, PART = "manifest.json", "progress.jsonl", ".part"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet")
 
@@ -87,12 +88,18 @@ class Shard:
         return f"{self.split}-{self.number:05d}.parquet"
 
 
-def split_counts(samples: int) -> dict[str, int]:
-    """96 / 2 / 2 hundredths for training, validation and test, as the paper has it."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, not {samples}")
-    held_out = samples // 50
-    return {"train": samples - 2 * held_out, "validation": held_out, "test": held_out}
+def scaled_counts(counts: Mapping[str, int], samples: int) -> dict[str, int]:
+    """So many samples in the proportions of `counts`, at least one of each split."""
+    if samples < len(counts):
+        splits = f"{len(counts)}, one for each of {listed(counts)}"
+        raise ValueError(f"samples must be at least {splits}, not {samples}")
+    whole = sum(counts.values())
+    held_out = {
+        split: max(1, samples * count // whole)
+        for split, count in counts.items()
+        if split != "train"
+    }
+    return {"train": samples - sum(held_out.values()), **held_out}
 
 
 # ---------------------------------------------------------------------------------- checking
@@ -100,7 +107,7 @@ def split_counts(samples: int) -> dict[str, int]:
 
 def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What a whole set says of itself."""
-    folder = Path(folder)
+    folder = _there(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -117,6 +124,15 @@ def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
+def _there(folder: str | os.PathLike[str]) -> Path:
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"there is no folder {folder}")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a folder was expected")
+    return folder
+
+
 def verify(
     folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
@@ -124,7 +140,7 @@ def verify(
 
     `progress` gets the shards looked at and all of them.
     """
-    folder = Path(folder)
+    folder = _there(folder)
     try:
         manifest = load_manifest(folder)
     except ValueError as error:
@@ -162,8 +178,9 @@ def read(
 class Split:
     """`split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list a column.
 
-    Shards are mapped into memory; what is read at once is a row group, and the last KEPT of them
-    stay decoded. A column of bytes gives an array of uint8, a list an array of its type.
+    Shards are mapped into memory; what is read at once is a row group, and the last ones stay
+    decoded, KEPT bytes of them. A column of bytes gives an array of uint8, a list an array of its
+    type. Threads may share a split.
     """
 
     def __init__(
@@ -180,22 +197,31 @@ class Split:
         shards = [e for e in self.manifest["shards"] if e["file"].startswith(f"{split}-")]
         self._paths = [Path(folder) / entry["file"] for entry in shards]
         self._length: int = self.manifest["counts"][split]
-        self._size: int = self.manifest["shard_rows"]
-        self._files: dict[int, pq.ParquetFile] = {}
-        self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self.shard_rows: int = self.manifest["shard_rows"]
         self.columns = list(columns) if columns is not None else None
+        self._open()
+        self.group_rows = self._file(0).metadata.row_group(0).num_rows if self._paths else 1
+        """Samples a row group (the last one of a shard may have fewer)."""
         if self.columns is not None and self._paths:
             known = self._file(0).schema_arrow.names
             for name in self.columns:
                 if name not in known:
                     raise ValueError(f"{folder} has no column {name!r}; it has {listed(known)}")
 
+    def _open(self) -> None:
+        """What a loader's worker has of its own."""
+        self._lock = threading.Lock()  # around what follows: a file has one reader at a time
+        self._files: dict[int, pq.ParquetFile] = {}
+        self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self._kept_bytes = 0
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_files": {},
-            "_kept": OrderedDict(),
-        }  # a loader's worker opens its own
+        own = ("_lock", "_files", "_kept", "_kept_bytes")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
 
     def __len__(self) -> int:
         return self._length
@@ -213,7 +239,7 @@ class Split:
             index = asked + len(self) if asked < 0 else asked
             if not 0 <= index < len(self):
                 raise IndexError(f"there is no sample {asked}; there are {len(self)}")
-            shard, row = divmod(index, self._size)
+            shard, row = divmod(index, self.shard_rows)
             group, row = divmod(row, self.group_rows)
             places.setdefault((shard, group), []).append((place, row))
         found: dict[str, list[Any]] = {}
@@ -231,21 +257,18 @@ class Split:
             self._files[shard] = pq.ParquetFile(self._paths[shard], memory_map=True)
         return self._files[shard]
 
-    @property
-    def group_rows(self) -> int:
-        """Samples a row group (the last one of a shard may have fewer)."""
-        rows: int = self._file(0).metadata.row_group(0).num_rows
-        return rows
-
     def _group(self, shard: int, group: int) -> pa.Table:
         place = shard, group
-        if place not in self._kept:
-            file = self._file(shard)
-            self._kept[place] = file.read_row_group(group, columns=self.columns, use_threads=False)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(place)
-        return self._kept[place]
+        with self._lock:
+            if place not in self._kept:
+                file = self._file(shard)
+                table = file.read_row_group(group, columns=self.columns, use_threads=False)
+                self._kept[place] = table
+                self._kept_bytes += table.nbytes
+                while self._kept_bytes > KEPT and len(self._kept) > 1:
+                    self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+            self._kept.move_to_end(place)
+            return self._kept[place]
 
 
 def _plain(value: pa.Scalar) -> Any:
