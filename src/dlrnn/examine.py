@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from dlrnn.analysis.errors import error_rates
+from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import write_whole

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dlrnn.analysis.errors import NAMES, error_rates, nodes
+from dlrnn.analysis.listops_errors import NAMES, error_rates, nodes
 from dlrnn.tasks import listops
 from dlrnn.tasks.listops_text import OPERATOR
 
