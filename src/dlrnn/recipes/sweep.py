@@ -104,7 +104,7 @@ def _run(job: Job) -> str:
 
 def _submit(waiting: list[Job], out: Path, partition: str) -> dict[Path, str]:
     try:
-        import submitit  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import submitit
     except ImportError:
         raise ValueError("--slurm needs submitit: pip install submitit") from None
     executor = submitit.SlurmExecutor(folder=out / "slurm")

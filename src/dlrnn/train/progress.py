@@ -99,7 +99,7 @@ def tensorboard(folder: Path, start: int) -> Writer:
 def wandb(folder: Path) -> Writer:
     """Weights & Biases, when asked for and installed."""
     try:
-        import wandb as service  # type: ignore[import-not-found,unused-ignore]
+        import wandb as service
     except ImportError:
         raise ValueError("W&B was asked for and is not installed: pip install wandb") from None
     run = service.init(dir=str(folder), name=str(folder), config=_config(folder))

@@ -17,7 +17,7 @@ and the table to 2^14; hence |lambda| <= 1 is asked for: larger powers become in
 The meaning is that of `ops.vandermonde`'s own functions. Nothing is added atomically: a sum over
 several programs is a sum over a dimension of partial results.
 """
-# mypy: disable-error-code="import-not-found,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 from typing import no_type_check
 
