@@ -359,3 +359,16 @@ def test_data(capsys, tmp_path, monkeypatch):
         assert printed.out == ""
         assert len(printed.err.splitlines()) == 1
         assert text in printed.err
+
+
+@pytest.mark.parametrize("what", [["layer", "--all"], ["conv"]], ids=str)
+def test_bench_at_the_paper_s_sizes(what, capsys):
+    command = ["bench", *what, "--device", "cpu", "--factor", "256", "--repeats", "1"]
+    assert main([*command, "--json"]) == 0
+    cases = json.loads(capsys.readouterr().out)["cases"]
+    assert len(cases) >= 7
+    for row in cases:
+        assert row["torch"] > 0
+        assert row["torch error"] < 1e-5
+    assert main(command) == 0
+    assert "ceiling" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 from dlrnn import tasks
 from dlrnn.bench.measure import captured, median_ms, seconds
@@ -19,7 +20,8 @@ from dlrnn.train.step import batch_maker
 def bench_data(
     *, d_model: int, d_state: int, length: int, device: str, repeats: int
 ) -> dict[str, Any]:
-    """Median ms of a batch and of forward + backward of one DLR layer between two linear maps.
+    """Median ms of a batch and of a training step (forward, backward, AdamW) that uses it: one DLR
+    layer between two linear maps.
 
     Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step. On a GPU
     both are replays of CUDA graphs, the sampler compiled as the training loop does it.
@@ -34,10 +36,12 @@ def bench_data(
             nn.Linear(d_model, task.d_output),
         ).to(where)
         batch, index = task.sample(size, device=where), torch.zeros((), dtype=torch.int64).to(where)
+        on_gpu = where.type == "cuda"
+        optimizer = AdamW(model.parameters(), fused=True, capturable=on_gpu)
         torch.compiler.reset()
         functions: dict[str, Callable[[], object]] = {
             "sample": partial(batch_maker(task, size, where), index),
-            "step": partial(_step, model, task, batch),
+            "step": partial(_step, model, optimizer, task, batch),
         }
         if where.type == "cuda":
             functions = {name: captured(function) for name, function in functions.items()}
@@ -76,6 +80,9 @@ def _generator(
     return {"set": name, "samples_a_second": round(rate, 1)}
 
 
-def _step(model: nn.Module, task: tasks.RegressionTask, batch: tasks.Batch) -> None:
-    model.zero_grad()
+def _step(
+    model: nn.Module, optimizer: AdamW, task: tasks.RegressionTask, batch: tasks.Batch
+) -> None:
+    optimizer.zero_grad(set_to_none=True)
     task.loss(model(batch.inputs), batch).backward()
+    optimizer.step()

@@ -11,6 +11,7 @@ def add(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure speed and memory", allow_abbrev=False)
     cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
     layer = command(cases, "layer", _bench_layer, "the layer against the paper's listing")
+    conv = command(cases, "conv", _bench_conv, "the convolution alone, at the paper's sizes")
     kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
     data = command(cases, "data", _bench_data, "making a batch of each task against a step")
@@ -24,6 +25,13 @@ def add(commands: Any) -> None:
     for case, length, repeats in ((layer, 4096, 20), (kernel, 2**20, 3), (data, 4096, 3)):
         case.add_argument("--length", type=count, default=length, metavar="L")
         case.add_argument("--repeats", type=count, default=repeats)
+    layer.add_argument("--all", action="store_true", help="instead: all of the paper's sizes")
+    device_option(conv)
+    conv.add_argument("--repeats", type=count, default=10)
+    for case in (layer, conv):
+        case.add_argument(
+            "--factor", type=count, default=1, help="the paper's sizes, so much smaller"
+        )
     step.add_argument("--steps", type=count, default=10000)
     text = "instead: a training step of every model of Tables 1 and 6, relative to DLR"
     step.add_argument("--table1", action="store_true", help=text)
@@ -34,6 +42,10 @@ def add(commands: Any) -> None:
 def _bench_layer(given: argparse.Namespace) -> int:
     from dlrnn.bench.layer import bench_layer
 
+    if given.all:
+        from dlrnn.bench.cases import bench_cases
+
+        return _print_cases(given, bench_cases)
     sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
     result = bench_layer(device=resolve(given.device), **sizes)
     if given.json:
@@ -44,6 +56,23 @@ def _bench_layer(given: argparse.Namespace) -> int:
         f"{result['faster']:g} times as fast as the paper's listing, with"
         f" {result['memory_fraction']:.3g} of its extra memory"
     )
+    return 0
+
+
+def _bench_conv(given: argparse.Namespace) -> int:
+    from dlrnn.bench.cases import bench_conv
+
+    return _print_cases(given, bench_conv)
+
+
+def _print_cases(given: argparse.Namespace, bench: Any) -> int:
+    device = resolve(given.device)
+    result = bench(device=device, repeats=given.repeats, factor=given.factor)
+    if given.json:
+        return print_json(result)
+    names = {name: None for row in result["cases"] for name in row}
+    rows = [{name: row.get(name) for name in names} for row in result["cases"]]
+    print_table(_case(result), rows)
     return 0
 
 

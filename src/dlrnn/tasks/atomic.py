@@ -241,11 +241,20 @@ class MIPS(RegressionTask):
         return vectors.flatten(2), value.gather(1, best[..., None].expand_as(value))
 
     def _best_fused(self, query: Tensor, key: Tensor) -> Tensor:
-        """The definition itself: inductor makes one kernel of it, and the products never exist."""
-        place = torch.arange(key.shape[1], device=key.device)
-        product = sum(query[:, :, None, d] * key[:, None, :, d] for d in range(self.width))
-        assert isinstance(product, Tensor)
-        return product.masked_fill(place > place[:, None], -math.inf).argmax(-1)
+        """The definition itself, an eighth of the queries at a time, which see no later keys.
+
+        Inductor makes one kernel of each, and the products never exist.
+        """
+        length = key.shape[1]
+        rows, best = -(-length // 8), []
+        for start in range(0, length, rows):
+            stop = min(start + rows, length)
+            place, own = torch.arange(stop, device=key.device), query[:, start:stop]
+            product = sum(own[:, :, None, d] * key[:, None, :stop, d] for d in range(self.width))
+            assert isinstance(product, Tensor)
+            later = place > place[start:stop, None]
+            best.append(product.masked_fill(later, -math.inf).argmax(-1))
+        return torch.cat(best, dim=1)
 
     def _best(self, query: Tensor, key: Tensor) -> Tensor:
         """Argmax over j <= i of <q_i, k_j>, [B, L], a block of queries at a time.
