@@ -5,13 +5,15 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
+import torch
 
 from dlrnn import recipes
 from dlrnn.recipes import reproduce, run_path, status_of
 from dlrnn.recipes import scale as scales
 from dlrnn.recipes.outcome import Outcome
 from dlrnn.recipes.rows import make_row
-from dlrnn.train import RunFolder
+from dlrnn.train import RunFolder, load_best
+from dlrnn.train.evaluate import held_out, scores
 
 MODULE = import_module("dlrnn.recipes.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
@@ -80,6 +82,10 @@ def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     assert row.status == "done"
     folder = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
     test = json.loads((folder / "test.json").read_text())
+    model, task, config = load_best(folder, torch.device("cpu"))
+    by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
+    assert test == by_hand
+    assert test != scores(model, task, held_out(task, config, "validation", torch.device("cpu")))
     assert row.ours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}
     assert row.paper == {"macro_f1": 96.8, "macro_accuracy": 97.7}
     assert "| 96.8 / 97.7 |" in (tmp_path / "tiny" / "table3.md").read_text()

@@ -56,3 +56,36 @@ def test_a_sweep(small, tmp_path):
     assert all(row["status"] == "done" for row in sweep(["table1/cum*/dlr-1"], **options))
     assert (done / "result.json").stat().st_mtime_ns == written, "not run again"
     assert RunFolder.open(broken).result["steps"] == 3
+
+
+def test_jobs_for_slurm(monkeypatch, tmp_path):
+    """Each run is a job with the command that `sweep` would run itself."""
+    import submitit
+
+    sent = []
+
+    class Executor:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def update_parameters(self, **settings):
+            assert settings["partition"] == "gpus"
+
+        def submit(self, function):
+            sent.append(function.command)
+            return type("Handle", (), {"job_id": str(len(sent))})
+
+    monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
+    rows = sweep(["table1/cum*/dlr-1"], seeds=[0, 1], slurm="gpus", out=tmp_path)
+    assert [row["said"] for row in rows] == [f"submitted as {k}" for k in (1, 2, 3, 4)]
+    assert {row["status"] for row in rows} == {"not run"}
+    assert all(command[2:4] == ["dlrnn", "train"] for command in sent)
+
+
+def test_one_bad_folder_does_not_stop_the_others(small, tmp_path):
+    bad = run_path(get("table1/cummax/dlr-1"), tmp_path, "tiny", 0)
+    bad.mkdir(parents=True)
+    (bad / "config.json").write_text("[]")
+    rows = sweep(["table1/cum*/dlr-1"], scale="tiny", out=tmp_path)
+    status = {row["recipe"]: row["status"] for row in rows}
+    assert status == {"table1/cumsum/dlr-1": "done", "table1/cummax/dlr-1": "broken"}
