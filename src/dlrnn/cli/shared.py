@@ -58,14 +58,14 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table()
-    for place, (name, value) in enumerate(rows[0].items()):
-        whole = max(len(shown(row[name])) for row in rows) if place == 0 else None
+    for name, value in rows[0].items():
         justify: Any = "left" if isinstance(value, str) else "right"
-        table.add_column(name, justify=justify, min_width=whole)  # the name is never cut
+        table.add_column(name, justify=justify, overflow="fold")  # a name is never cut
     for row in rows:
         table.add_row(*(shown(value) for value in row.values()))
     print(title)
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)
 
 
 def shown(value: object) -> str:

@@ -30,7 +30,7 @@ _asked = [os.environ.get("DLRNN_BACKEND", "")]
 def backend_for(op: str, device: torch.device | None = None) -> tuple[str, str]:
     """The backend that `op` uses (there, or on a GPU if there is one), and why."""
     asked = _asked[-1]
-    fused = _fused_is_there() and (device is None or device.type == "cuda")
+    fused = _fused_is_there() and (device is None or _is_hopper(device))
     available = [name for name in BACKENDS[op] if name != "fused" or fused]
     if not asked or (asked == "fused" and asked not in BACKENDS[op]):
         only = len(available) == 1
@@ -51,6 +51,10 @@ def is_fused(op: str, *, supported: bool) -> bool:
             " fp32 on a Hopper GPU or later, and for a convolution lengths from 129 to 2^20"
         )
     return backend == "fused" and supported
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache
