@@ -4,6 +4,7 @@ from dlrnn.nn.attention import Attention, KeyValueState
 from dlrnn.nn.attention_ff import AttentionFF
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.dss import DSS
+from dlrnn.nn.experts import Experts
 from dlrnn.nn.files import load_layers, save_model
 from dlrnn.nn.held import held_kernels
 from dlrnn.nn.kernel_mixer import KernelMixer
@@ -21,6 +22,7 @@ __all__ = [
     "S4D",
     "Attention",
     "AttentionFF",
+    "Experts",
     "KernelMixer",
     "KeyValueState",
     "LocalAttention",

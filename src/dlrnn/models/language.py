@@ -1,0 +1,330 @@
+"""The language model of the paper's Table 5: DLR or attention, then experts, 16 times."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from dlrnn.models.config import Norm
+from dlrnn.models.model import Block, SequenceModel, State
+from dlrnn.nn.attention import Attention, KeyValueState
+from dlrnn.nn.dlr import DLR
+from dlrnn.nn.experts import Experts, Router
+from dlrnn.nn.rotary import rotate
+from dlrnn.ops.checks import require, require_count, require_device, require_dtype, require_shape
+
+LanguageMixer = Literal["dlr", "attention"]
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """A language model; what is not given is as in the paper.
+
+        LanguageConfig(mixer="dlr", experts=16, norm="pre")
+
+    Attributes:
+        mixer: "dlr", linear (no activation, no linear map), or "attention".
+        experts: feed-forward experts of each block; 1 is a plain feed-forward layer.
+        layers: blocks.
+        d_model: channels, H.
+        d_state: states of DLR, N.
+        d_embedding: width of the embedding, projected to H and back.
+        d_ff: inner width of an expert.
+        vocabulary: tokens. T5's tokenizer has 32100, its embedding 32128, a multiple of 128.
+        norm: LayerNorm before both sub-layers (and once after the last block), or after each sum.
+        router: "top", the paper's, looks ahead; "threshold" is causal: see `Experts`.
+        dt_min: with dt_max, bounds of `-2 log |lambda|` of DLR at initialisation.
+        dt_max: see dt_min.
+        kernel_length: DLR's kernels are cut to this many entries; None is no limit.
+        heads: of attention.
+        d_head: channels of a head; heads * d_head need not be H.
+        dropout: probability, inside the experts.
+    """
+
+    mixer: LanguageMixer = "dlr"
+    experts: int = 16
+    layers: int = 16
+    d_model: int = 384
+    d_state: int = 512
+    d_embedding: int = 128
+    d_ff: int = 4 * 384
+    vocabulary: int = 32128
+    norm: Norm = "pre"
+    router: Router = "top"
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    kernel_length: int | None = 4096
+    heads: int = 8
+    d_head: int = 64
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "d_embedding", "vocabulary"):
+            require_count(name, getattr(self, name))
+        for name, allowed in (("mixer", get_args(LanguageMixer)), ("norm", get_args(Norm))):
+            value = getattr(self, name)
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        with torch.device("meta"):  # what a layer refuses is its own sentence
+            self.make_mixer()
+            self.make_experts()
+
+    def make_mixer(self) -> nn.Module:
+        """DLR or attention, freshly initialised."""
+        if self.mixer == "attention":
+            return HeadAttention(self.d_model, heads=self.heads, d_head=self.d_head)
+        return DLR(
+            self.d_model,
+            self.d_state,
+            kernel_length=self.kernel_length,
+            dt_min=self.dt_min,
+            dt_max=self.dt_max,
+            project=False,
+        )
+
+    def make_experts(self) -> Experts:
+        """The other half of a block."""
+        return Experts(
+            self.d_model, self.experts, self.d_ff, router=self.router, dropout=self.dropout
+        )
+
+
+class HeadAttention(Attention):
+    """`y = merge(attn(u))`: causal attention whose heads may be wider than H together.
+
+    `attn` is that of `Attention`, with rotary positions and a learned temperature; keys and values
+    have heads * d_head channels. Nothing follows but the projection: no activation, no skip.
+
+    Args:
+        d_model: channels, H.
+        heads: each attends on its own.
+        d_head: channels of a head; even, for rotary positions.
+    """
+
+    def __init__(self, d_model: int, *, heads: int, d_head: int) -> None:
+        nn.Module.__init__(self)  # the parts of `Attention` have other sizes, or are not there
+        for name, value in (("d_model", d_model), ("heads", heads), ("d_head", d_head)):
+            require_count(name, value)
+        require(d_head % 2 == 0, f"d_head must be even (pairs of channels turn), not {d_head}")
+        self.d_model, self.heads, self.d_head = d_model, heads, d_head
+        self.bidirectional = False
+        self.temperature = nn.Parameter(torch.full((1,), d_head**-0.5))
+        self.qkv = nn.Linear(d_model, 3 * heads * d_head)
+        self.merge = nn.Linear(heads * d_head, d_model)
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {name: getattr(self, name) for name in ("d_model", "heads", "d_head")}
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        return f"d_model={self.d_model}, heads={self.heads}, d_head={self.d_head}"
+
+    def initial_state(self, batch_size: int) -> KeyValueState:
+        """The state before the first position."""
+        empty = self.temperature.new_zeros(batch_size, 0, self.heads * self.d_head)
+        seen = torch.zeros(batch_size, dtype=torch.int64, device=empty.device)
+        return KeyValueState(empty, empty.clone(), seen)
+
+    def _queries_keys_values(
+        self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
+    ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
+        parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_head))
+        turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
+        q, k = rotate(turning, positions).chunk(2, dim=2)
+        q = (q * self.temperature).to(q.dtype)
+        return q.flatten(2), k.flatten(2), v.flatten(2)
+
+    def _mix(self, u: Tensor, attended: Tensor) -> Tensor:
+        del u
+        return self._project(attended)
+
+    def _check_state(self, state: KeyValueState, batch: int) -> None:
+        kind = type(state).__name__
+        right = isinstance(state, KeyValueState)
+        require(right, f"this layer's state is a KeyValueState, not a {kind}")
+        for name in ("keys", "values"):
+            part = getattr(state, name)
+            require_shape(f"state.{name}", part, (batch, "S", self.heads * self.d_head))
+            require_dtype(f"state.{name}", part, (self.temperature.dtype,))
+            require_device(f"state.{name}", part, self.temperature.device)
+        require_shape("state.seen", state.seen, (batch,))
+
+
+class NarrowEmbedding(nn.Embedding):
+    """`expand(sqrt(E) embedding)`, [B, L] to [B, L, H]; the embedding has E < H channels.
+
+    It starts with N(0, 1 / E), so that as the tied output it gives logits of order 1.
+    """
+
+    def __init__(self, vocabulary: int, d_embedding: int, d_model: int) -> None:
+        super().__init__(vocabulary, d_embedding)
+        self.expand = nn.Linear(d_embedding, d_model, bias=False)
+        nn.init.normal_(self.weight, std=d_embedding**-0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The scale gives the channels order 1 again."""
+        wide: Tensor = self.expand(math.sqrt(self.embedding_dim) * super().forward(tokens))
+        return wide
+
+
+class LanguageModel(SequenceModel):
+    """`logits = embedding^T contract(norm(blocks(expand(embedding(token)))))`, tied.
+
+    A block is a mixer and then `Experts`, each with its LayerNorm and its residual sum.
+
+        model = LanguageModel(LanguageConfig(experts=16, router="threshold"))
+        logits = model(tokens)                            # [B, L] to [B, L, V]
+        logits, state = model(tokens, return_state=True)  # router="threshold", or one expert
+        logits, state = model.step(token, state)          # [B] to [B, V]
+
+    With several experts and router="top" a position sees later ones: `causal` says so.
+    """
+
+    def __init__(self, config: LanguageConfig) -> None:
+        H, E = config.d_model, config.d_embedding
+        layers = [
+            Block(layer, H, config.norm)
+            for _ in range(config.layers)
+            for layer in (config.make_mixer(), config.make_experts())
+        ]
+        norm = nn.LayerNorm(H) if config.norm == "pre" else nn.Identity()
+        embedding = NarrowEmbedding(config.vocabulary, E, H)
+        super().__init__(embedding, layers, norm, nn.Linear(H, E, bias=False))
+        self.config = config
+
+    def codes(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """What `logits` takes, [B, L, E]: 250 times smaller than the logits."""
+        return super().forward(tokens, lengths, state=state, return_state=return_state)
+
+    def logits(self, codes: Float[Tensor, "*B E"]) -> Float[Tensor, "*B V"]:
+        """`<code, embedding>` for every token of the vocabulary."""
+        return F.linear(codes, self.encoder.weight)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """Logits of the next token, [B, L, V], for tokens x [B, L] read after `state`."""
+        answer = self.codes(x, lengths, state=state, return_state=return_state)
+        if return_state:
+            codes, state = cast("tuple[Tensor, State]", answer)
+            return self.logits(codes), state
+        return self.logits(cast("Tensor", answer))
+
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """One token each, x [B], to the logits of the next, [B, V]."""
+        codes, state = super().step(x, state)
+        return self.logits(codes), state
+
+
+def next_token_loss(model: LanguageModel, tokens: Tensor, positions_at_once: int = 2048) -> Tensor:
+    """Mean cross-entropy of each token given those before it, in fp32.
+
+    Logits exist for `positions_at_once` positions at a time, and again in backward: those of
+    [8, 4096] tokens would be 4 GB.
+    """
+    require_count("positions_at_once", positions_at_once)
+    require_shape("tokens", tokens, ("B", "L"))
+    require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
+    codes = cast("Tensor", model.codes(tokens))[:, :-1].flatten(0, 1)
+    targets = tokens[:, 1:].long().flatten()
+    pieces = zip(codes.split(positions_at_once), targets.split(positions_at_once), strict=True)
+    total = torch.stack(
+        [
+            checkpoint(_summed_loss, model, *piece, use_reentrant=False, preserve_rng_state=False)
+            for piece in pieces
+        ]
+    ).sum()
+    return total / len(targets)
+
+
+def _summed_loss(model: LanguageModel, codes: Tensor, targets: Tensor) -> Tensor:
+    logits = model.logits(codes)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(wide), targets, reduction="sum")
+
+
+def generate(
+    model: LanguageModel,
+    prompt: Int[Tensor, " L"],
+    count: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """`count` tokens after a prompt, one by one as they are drawn; for DLR in constant time each.
+
+    A token is drawn from `softmax(logits / temperature)`, the most likely one at temperature 0,
+    among the `top_k` most likely and among the fewest that have the probability `top_p` together.
+    It is a function of the logits and the seed on every device: drawing is done on the CPU.
+    """
+    require(model.causal, "router='top' reads the future: generation needs router='threshold'")
+    require(not model.training, "a model in training mode cannot generate: call model.eval() first")
+    require_shape("prompt", prompt, ("L",))
+    require_count("count", count)
+    fits = 0 <= temperature < math.inf
+    require(fits, f"temperature must be finite and at least 0, not {temperature}")
+    if top_k is not None:
+        require_count("top_k", top_k)
+    require(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}")
+    model._check(prompt[None], ("B", "L"))
+    choose = partial(likely, temperature=temperature, top_k=top_k, top_p=top_p)
+    return _generate(model, prompt, count, choose, seed)
+
+
+@torch.no_grad()
+def _generate(
+    model: LanguageModel,
+    prompt: Tensor,
+    count: int,
+    choose: Callable[[Tensor], tuple[Tensor, Tensor]],
+    seed: int,
+) -> Iterator[int]:
+    random = torch.Generator().manual_seed(seed)
+    codes, state = cast("tuple[Tensor, State]", model.codes(prompt[None], return_state=True))
+    logits = model.logits(codes[:, -1])  # [1, V]
+    for remaining in reversed(range(count)):
+        tokens, probabilities = choose(logits[0].double().cpu())
+        token = int(tokens[torch.multinomial(probabilities, 1, generator=random)])
+        yield token
+        if remaining:
+            logits, state = model.step(torch.tensor([token], device=prompt.device), state)
+
+
+def likely(
+    logits: Float[Tensor, " V"],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> tuple[Int[Tensor, " C"], Float[Tensor, " C"]]:
+    """The tokens that may be drawn, most likely first, and their probabilities.
+
+    Both limits hold at once, top_k first; of equal tokens the smaller number comes first.
+    """
+    values, tokens = logits.sort(descending=True, stable=True)
+    kept = 1 if temperature == 0 else min(top_k or len(values), len(values))
+    probabilities = F.softmax(values[:kept] / (temperature or 1.0), dim=0)
+    if top_p is not None:
+        before = probabilities.cumsum(0) - probabilities
+        probabilities = probabilities[before < top_p]  # the first one always
+    return tokens[: len(probabilities)], probabilities / probabilities.sum()

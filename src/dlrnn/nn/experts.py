@@ -1,0 +1,211 @@
+"""Feed-forward experts behind a router: the paper's Switch layer, and a causal one."""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.ops.checks import require, require_count, require_finite
+
+Router = Literal["top", "threshold"]
+
+THRESHOLD_RATE = 0.01
+"""A training step moves the logarithm of a threshold by this much at most."""
+
+DENSE_TOKENS = 512
+"""Tokens that every expert sees at once where all of them are computed: bounds the memory."""
+
+
+class Experts(nn.Module):
+    """`y_t = sum_e p_te FF_e(x_t)` over the experts e that serve token t; none, one or several.
+
+    `FF_e(x) = down_e GELU(up_e x)` without biases, `p_t = softmax(scores x_t)` over the experts.
+    With one expert, p = 1 and every token is served: a plain feed-forward layer.
+
+    Which tokens expert e of N serves is said by the router:
+
+    - "top", the paper's: of a sequence of n tokens the ceil(n / N) with the largest p_te, in
+      evaluation ceil(2 n / N); of equal ones the earlier. It ranks whole sequences, hence it *looks
+      ahead*: whether a token is served depends on later ones. It cannot stream.
+    - "threshold", causal: those with `log p_te > threshold_e`. Thresholds are learned in training,
+      by a stochastic gradient step on the pinball loss, whose minimum is the threshold that a
+      share of 1 / N of the tokens passes: `threshold_e += rate min(N share_e - 1, 1)`, after it was
+      used. They are a buffer: no optimizer touches them.
+
+    Work: "top", and "threshold" in training, gather the tokens of each expert into one product of
+    matrices for all experts. There an expert of a "threshold" layer has ceil(2 n / N) places, and
+    those who come first take them (causal still). In evaluation it has no limit, so that whole =
+    chunks = steps, and every expert is computed for every token: N times the work.
+
+    Args:
+        d_model: channels, H.
+        experts: N.
+        d_ff: inner width of an expert.
+        router: "top" or "threshold".
+        dropout: probability, after the activation.
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        experts: int,
+        d_ff: int,
+        *,
+        router: Router = "top",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("d_model", d_model), ("experts", experts), ("d_ff", d_ff)):
+            require_count(name, value)
+        known = get_args(Router)
+        require(router in known, f"router must be one of {', '.join(known)}, not {router!r}")
+        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        self.d_model, self.experts, self.d_ff, self.router = d_model, experts, d_ff, router
+        self.up = nn.Parameter(torch.empty(experts, d_model, d_ff))
+        self.down = nn.Parameter(torch.empty(experts, d_ff, d_model))
+        self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        if self.scores is not None and router == "threshold":
+            self.register_buffer("threshold", torch.full((experts,), -math.log(experts)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Every matrix as PyTorch starts a linear map, `U(-1, 1) / sqrt(inputs)`."""
+        for weight in (self.up, self.down):
+            bound = weight.shape[1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether a token's answer depends on later tokens."""
+        return self.experts > 1 and self.router == "top"
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        sizes = f"d_model={self.d_model}, experts={self.experts}, d_ff={self.d_ff}"
+        return f"{sizes}, router={self.router!r}"
+
+    # ------------------------------------------------------------------------------ whole
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L H"],
+        state: tuple[()] | None = None,
+        *,
+        return_state: bool = False,
+        lengths: Integer[Tensor, " B"] | None = None,
+    ) -> Any:
+        """Every token for itself: the state is empty. `lengths` are those of a padded batch.
+
+        What lies beyond a sequence's length takes no expert's place, and the output there is 0.
+        """
+        check_input(x, ("B", "L", self.d_model), self.up)
+        if return_state or state is not None:
+            self._check_streams()
+        padding = None
+        if lengths is not None:
+            lengths = checked_lengths(x, lengths)
+            padding = beyond(x, lengths)  # [B, L, 1]
+        u = x if padding is None else x.masked_fill(padding, 0)
+        require_finite("x", u)
+        if self.scores is None:
+            y = self._feed_forward(u.flatten(0, 1)[None])[0].view(x.shape)
+        else:
+            y = self._routed(u, padding, lengths)
+        y = y.to(x.dtype)
+        y = y if padding is None else y.masked_fill(padding, 0)
+        return (y, ()) if return_state else y
+
+    def log_probabilities(self, x: Float[Tensor, "B L H"]) -> Float[Tensor, "B L N"]:
+        """The router's `log p`, at least in fp32: in half precision many tokens would tie."""
+        assert self.scores is not None
+        with torch.autocast(x.device.type, enabled=False):
+            return F.log_softmax(self.scores(x.to(self.up.dtype)), dim=-1)
+
+    def _routed(self, u: Tensor, padding: Tensor | None, lengths: Tensor | None) -> Tensor:
+        log_p = self.log_probabilities(u)  # [B, L, N]
+        gates = log_p.exp()
+        if self.router == "top":
+            rank = gates.detach() if padding is None else gates.detach().masked_fill(padding, -1)
+            return self._gathered(u, gates, rank, lengths)
+        passes = log_p.detach() > self.threshold
+        passes = passes if padding is None else passes & ~padding
+        gates = gates * passes
+        if not self.training:
+            return self._dense(u, gates)
+        tokens = max(1, u.shape[0] * u.shape[1]) if lengths is None else lengths.sum().clamp(min=1)
+        self._learn_thresholds(passes.sum((0, 1)) / tokens)
+        return self._gathered(u, gates, passes.to(gates.dtype), lengths)
+
+    def _capacity(self, length: Any) -> Any:
+        """`ceil(n / N)`, twice the share in evaluation and behind a threshold; n or a tensor."""
+        times = 1 if self.training and self.router == "top" else 2
+        return (times * length + self.experts - 1) // self.experts
+
+    def _gathered(
+        self,
+        u: Float[Tensor, "B L H"],
+        gates: Float[Tensor, "B L N"],
+        rank: Float[Tensor, "B L N"],
+        lengths: Tensor | None,
+    ) -> Tensor:
+        """Every expert on its tokens of the highest rank, of equal ones the earlier."""
+        batch, length, _ = u.shape
+        places = self._capacity(length)
+        chosen = rank.sort(dim=1, descending=True, stable=True).indices[:, :places]  # [B, C, N]
+        weights = gates.gather(1, chosen)
+        if lengths is not None:
+            own = self._capacity(lengths)[:, None]  # [B, 1]
+            weights = weights * (torch.arange(places, device=u.device) < own)[..., None]
+        rows = chosen + length * torch.arange(batch, device=u.device)[:, None, None]
+        rows = rows.permute(2, 0, 1).flatten()  # [N B C], rows of [B L, H]
+        tokens = u.flatten(0, 1).index_select(0, rows).view(self.experts, -1, self.d_model)
+        outputs = self._feed_forward(tokens).flatten(0, 1)
+        outputs = outputs * weights.permute(2, 0, 1).reshape(-1, 1)
+        y = outputs.new_zeros(batch * length, self.d_model).index_add(0, rows, outputs)
+        return y.view(batch, length, self.d_model)
+
+    def _dense(self, u: Float[Tensor, "B L H"], gates: Float[Tensor, "B L N"]) -> Tensor:
+        """Every expert on every token."""
+        pieces = u.flatten(0, 1).split(DENSE_TOKENS), gates.flatten(0, 1).split(DENSE_TOKENS)
+        outputs = [
+            (self._feed_forward(tokens.expand(self.experts, -1, -1)) * gate.T[..., None]).sum(0)
+            for tokens, gate in zip(*pieces, strict=True)
+        ]
+        return torch.cat(outputs).view(u.shape)
+
+    def _feed_forward(self, tokens: Float[Tensor, "N T H"]) -> Float[Tensor, "N T H"]:
+        return torch.bmm(self.dropout(F.gelu(torch.bmm(tokens, self.up))), self.down)
+
+    @torch.no_grad()
+    def _learn_thresholds(self, share: Float[Tensor, " N"]) -> None:
+        self.threshold.add_(THRESHOLD_RATE * (self.experts * share - 1).clamp(max=1))
+
+    # ------------------------------------------------------------------------------ streaming
+
+    def initial_state(self, batch_size: int) -> tuple[()]:
+        """Nothing: every token for itself, in a batch of any size."""
+        del batch_size
+        self._check_streams()
+        return ()
+
+    def step(
+        self, x: Float[Tensor, "B H"], state: tuple[()] | None = None
+    ) -> tuple[Float[Tensor, "B H"], tuple[()]]:
+        """One position: `y_t, state = layer.step(x_t, state)`."""
+        check_input(x, ("B", self.d_model), self.up)
+        y, state = self(x[:, None], state, return_state=True)
+        return y[:, 0], state
+
+    def _check_streams(self) -> None:
+        require(
+            not self.bidirectional,
+            "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
+            " router='threshold' can",
+        )

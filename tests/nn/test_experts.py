@@ -1,0 +1,213 @@
+"""Experts: against a loop over tokens and experts; who is served, and what that depends on."""
+
+import math
+
+import pytest
+import torch
+from support import DEVICE, assert_close, gradients, run_python
+from torch.nn import functional as F
+
+from dlrnn.nn.experts import DENSE_TOKENS, THRESHOLD_RATE, Experts
+
+KINDS = [("top", True), ("top", False), ("threshold", True), ("threshold", False)]
+
+
+def make(experts=4, router="top", *, training=False, **options):
+    layer = Experts(6, experts, 5, router=router, **options).to(DEVICE).double()
+    return layer.train(training)
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
+
+
+def served(layer, p, n):
+    """The tokens of each expert, by definition; p [n, N]."""
+    log_p, N = p.log(), layer.experts
+    if layer.router == "top":
+        places = math.ceil(n * (1 if layer.training else 2) / N)
+        return [sorted(range(n), key=lambda t: (-p[t, e].item(), t))[:places] for e in range(N)]
+    places = math.ceil(2 * n / N) if layer.training else n
+    passing = [[t for t in range(n) if log_p[t, e] > layer.threshold[e]] for e in range(N)]
+    return [tokens[:places] for tokens in passing]
+
+
+def by_definition(layer, x, lengths=None):
+    y = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        n = x.shape[1] if lengths is None else int(lengths[b])
+        p = torch.softmax(x[b, :n] @ layer.scores.weight.T, dim=-1)
+        for e, tokens in enumerate(served(layer, p, n)):
+            for t in tokens:
+                out = F.gelu(x[b, t] @ layer.up[e]) @ layer.down[e]
+                place = torch.zeros_like(x[..., :1])
+                place[b, t] = 1
+                y = y + place * p[t, e] * out
+    return y
+
+
+@pytest.mark.parametrize(("router", "training"), KINDS)
+@pytest.mark.parametrize(("experts", "length"), [(4, 11), (3, 9), (2, 1), (5, 3)])
+def test_values_and_gradients_are_those_of_the_loop(router, training, experts, length):
+    layer, x = make(experts, router, training=training), random(2, length, 6).requires_grad_()
+    expected = by_definition(layer, x)  # first: training moves the thresholds
+    y, inputs, g = layer(x), (x, *layer.parameters()), random(2, length, 6)
+    assert_close(y, expected, 1e-12)
+    for have, want in zip(gradients(y, inputs, g), gradients(expected, inputs, g), strict=True):
+        assert_close(have, want, 1e-12)
+
+
+@pytest.mark.parametrize(("router", "training"), KINDS)
+def test_padding_takes_no_place(router, training):
+    layer, x = make(3, router, training=training), random(4, 10, 6)
+    lengths = torch.tensor([10, 1, 7, 0], device=DEVICE)
+    expected = by_definition(layer, x, lengths)
+    x[torch.arange(10, device=DEVICE) >= lengths[:, None]] = float("nan")
+    y = layer(x, lengths=lengths)
+    assert_close(y, expected, 1e-12)
+    y.sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def counts(layer, x):
+    """Tokens of each expert: where its own part of the output is not 0."""
+    numbers = []
+    for e in range(layer.experts):
+        alone = torch.zeros_like(layer.down)
+        alone[e] = layer.down[e].detach()
+        y = torch.func.functional_call(layer, {"down": alone}, (x,))
+        numbers.append(int((y.abs().amax(-1) > 0).sum()))
+    return numbers
+
+
+@pytest.mark.parametrize(("length", "training", "places"), [(10, True, 3), (10, False, 5)])
+def test_capacity_is_rounded_up(length, training, places):
+    layer = make(4, training=training)
+    assert counts(layer, random(1, length, 6)) == [places] * 4
+
+
+def test_of_equal_tokens_the_earlier():
+    layer = make(2, training=True)
+    y = layer(random(1, 1, 6).expand(1, 7, 6))
+    assert (y[0, :4].abs().amax(-1) > 0).all()  # both experts take the first ceil(7 / 2)
+    assert (y[0, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("router", ["top", "threshold"])
+def test_one_expert_is_a_feed_forward_layer(router):
+    layer, x = make(1, router, training=True), random(2, 7, 6)
+    assert_close(layer(x), F.gelu(x @ layer.up[0]) @ layer.down[0], 1e-12)
+    assert {name for name, _ in layer.named_parameters()} == {"up", "down"}
+    assert not layer.bidirectional
+    assert_close(layer.step(x[:, 3])[0], layer(x)[:, 3], 1e-12)
+    lengths = torch.tensor([7, 2], device=DEVICE)
+    assert (layer(x, lengths=lengths)[1, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("router", ["top", "threshold"])
+def test_who_looks_ahead(router, training):
+    """The future is perturbed: the past of "top" changes, that of "threshold" does not."""
+    layer, x = make(3, router, training=training), random(4, 12, 6)
+    changed = x.clone()
+    changed[:, 6:] += random(4, 6, 6)
+    start = {name: value.clone() for name, value in layer.named_buffers()}
+    before = layer(x)
+    layer.load_state_dict(start, strict=False)
+    after = layer(changed)
+    same = torch.equal(before[:, :6], after[:, :6])
+    assert same == (router == "threshold") == (not layer.bidirectional)
+
+
+def test_whole_is_chunks_is_steps():
+    layer, x = make(4, "threshold"), random(2, DENSE_TOKENS // 2 + 9, 6)
+    whole, state = layer(x, return_state=True)
+    assert layer.initial_state(2) == state == ()
+    pieces = [layer(chunk, state) for chunk in x[:, :20].split([1, 6, 13], dim=1)]
+    for x_t in x[:, 20:].unbind(1):
+        y, state = layer.step(x_t, state)
+        pieces.append(y[:, None])
+    assert_close(torch.cat(pieces, dim=1), whole, 1e-10)
+
+
+def test_thresholds_learn_the_share():
+    layer, start = make(4, "threshold", training=True), make(4, "threshold").threshold
+    layer(random(1, 8, 6))
+    assert ((layer.threshold - start).abs() <= THRESHOLD_RATE * (1 + 1e-9)).all()
+    for _ in range(400):
+        layer(random(8, 32, 6))
+    shares = (layer.log_probabilities(random(100, 100, 6)) > layer.threshold).double().mean((0, 1))
+    assert ((shares - 1 / 4).abs() < 0.03).all()
+    kept = layer.eval().threshold.clone()
+    layer(random(2, 8, 6))
+    assert torch.equal(layer.threshold, kept)
+    assert "threshold" in layer.state_dict()
+
+
+def test_both_routers_can_be_trained():
+    for router in ("top", "threshold"):
+        torch.manual_seed(0)
+        layer, x = make(4, router, training=True), random(8, 16, 6)
+        target, losses = x.abs(), []
+        optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+        for _ in range(150):
+            loss = F.mse_loss(layer(x), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.8 * losses[0], router
+
+
+def test_half_precision_and_empty_batches():
+    for router, training in KINDS:
+        layer = Experts(8, 3, 5, router=router).to(DEVICE).train(training)
+        x = torch.randn(2, 9, 8, device=DEVICE)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            y = layer(x)
+        assert y.dtype == torch.float32
+        layer(x[:0]).sum().backward()
+        assert layer(x[:0]).shape == (0, 9, 8)
+
+
+def test_dropout_is_inside_the_experts():
+    layer, x = make(1, training=True, dropout=0.5), random(1, 9, 6)
+    assert not torch.equal(layer(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+SENTENCES = """
+import torch
+from dlrnn.nn.experts import Experts
+layer, x = Experts(6, 4, 5), torch.ones(2, 9, 6)
+for call in (
+    lambda: Experts(6, 0, 5),
+    lambda: Experts(6, 2, 5, router="best"),
+    lambda: Experts(6, 2, 5, dropout=1),
+    lambda: layer(x[0]),
+    lambda: layer(x * float("nan")),
+    lambda: layer(x, return_state=True),
+    lambda: layer.step(x[:, 0]),
+    lambda: layer.initial_state(2),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_errors():
+    """In a fresh interpreter: here the shape checker would speak first."""
+    ahead = (
+        "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
+        " router='threshold' can"
+    )
+    assert run_python(SENTENCES).splitlines() == [
+        "experts must be a whole number of at least 1, not 0",
+        "router must be one of top, threshold, not 'best'",
+        "dropout must be at least 0 and below 1, not 1",
+        "x must have the shape [B, L, 6], not [9, 6]",
+        "x holds nan at [0, 0, 0]: every value must be finite",
+        *[ahead] * 3,
+    ]
