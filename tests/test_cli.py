@@ -303,7 +303,7 @@ def test_python_dash_m():
 def test_tasks(capsys, tmp_path):
     assert main(["tasks", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 16
+    assert len(rows) == 18
     assert rows[0] | {"probes": ""} == {
         **{"name": "shift", "kind": "regression", "length": 4096, "answers": "4096 x 8"},
         **{"metric": "R2", "probes": ""},

@@ -134,3 +134,40 @@ def test_wrong_tables(capsys):
     assert "there is no 'table9'" in sentence(capsys, "reproduce", "table9")
     only = ["reproduce", "table1", "--only", "shfit/dlr-1"]
     assert "did you mean 'shift/dlr-1'" in sentence(capsys, *only)
+
+
+def reviews(root):
+    for split in ("train", "test"):
+        for label, word in (("pos", "good "), ("neg", "bad ")):
+            folder = root / "aclImdb" / split / label
+            folder.mkdir(parents=True)
+            for k in range(20):
+                (folder / f"{k}_{7 if label == 'pos' else 2}.txt").write_text(word * (k + 3))
+    return root / "aclImdb"
+
+
+def pairs(root):
+    root.mkdir()
+    for split in ("train", "eval", "test"):
+        lines = [f'{k % 2}.0\t{k}\t{k + 1}\t"first text {k}"\t"second {k}"' for k in range(8)]
+        (root / f"new_aan_pairs.{split}.tsv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.mark.parametrize(("name", "made"), [("text", reviews), ("retrieval", pairs)])
+def test_imported_data_is_trained_on(name, made, tmp_path, capsys):
+    folder = str(tmp_path / "set")
+    assert main(["data", "import", name, str(made(tmp_path / "source")), "--out", folder]) == 0
+    assert main(["data", "verify", folder]) == 0
+    missing = ["train", f"table4/{name}/dlr", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
+    assert "there is no" in sentence(capsys, *missing)
+    settings = ["--task.settings.folder", folder, "--task.settings.length", "32"]
+    assert train(tmp_path / "run", *settings, recipe=f"table4/{name}/dlr") == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_wrong_imports(tmp_path, capsys):
+    wrong = sentence(capsys, "data", "import", "txt", str(tmp_path))
+    assert "there are: text, retrieval" in wrong
+    nothing = str(tmp_path / "nothing")
+    assert "nothing" in sentence(capsys, "data", "import", "text", nothing)

@@ -21,7 +21,9 @@ def add(commands: Any) -> None:
     preview.add_argument("--seed", type=int, default=0)
     preview.set_defaults(run=_preview)
 
-    data = commands.add_parser("data", help="sets on disk: build, verify, list", allow_abbrev=False)
+    data = commands.add_parser(
+        "data", help="sets on disk: build, import, verify, list", allow_abbrev=False
+    )
     actions = data.add_subparsers(dest="action", required=True, metavar="WHAT")
     build = actions.add_parser("build", help="make a set, or finish one", allow_abbrev=False)
     build.set_defaults(run=_data_build)
@@ -35,6 +37,12 @@ def add(commands: Any) -> None:
     build.add_argument("--workers", type=count, help="processes; default: all cores")
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
+    text = "make a set of what you have: a folder or an archive"
+    imported = actions.add_parser("import", help=text, description=text, allow_abbrev=False)
+    imported.set_defaults(run=_data_import)
+    imported.add_argument("name", metavar="NAME", help="text (IMDb) or retrieval (AAN pairs)")
+    imported.add_argument("path", type=Path, metavar="PATH")
+    imported.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
     verify = actions.add_parser("verify", help="check every hash and count", allow_abbrev=False)
     verify.set_defaults(run=_data_verify)
     verify.add_argument("folder", type=Path, metavar="DIR")
@@ -82,6 +90,13 @@ def _data_build(given: argparse.Namespace) -> int:
     options = ("resolution", "samples", "seed", "workers", "out")
     folder = data_cli.build(given.name, **{name: getattr(given, name) for name in options})
     print(f"the set is in {folder}")
+    return 0
+
+
+def _data_import(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import data_cli
+
+    print(f"the set is in {data_cli.import_(given.name, given.path, out=given.out)}")
     return 0
 
 

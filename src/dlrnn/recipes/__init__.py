@@ -4,7 +4,7 @@
     recipes.get("table1/shift/dlr-1").config
     recipes.reproduce("table1", only="shift/dlr-1", scale="tiny")
 
-Table 5, the language model, and three columns of Table 4 come with their tasks.
+Table 5, the language model, and SpeechCommands of Table 4 come with their tasks.
 """
 
 from dlrnn.recipes.catalogue import RECIPES, TABLES, get

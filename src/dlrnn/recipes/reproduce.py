@@ -20,6 +20,7 @@ from dlrnn.recipes.outcome import (
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.rows import Row, make_row, markdown, numbers
 from dlrnn.recipes.scale import Scale
+from dlrnn.tasks import TASKS
 from dlrnn.train import RunFolder, TaskConfig, train
 from dlrnn.train.folder import CONFIG, write_whole
 
@@ -133,7 +134,10 @@ def _require_set(task: TaskConfig) -> None:
         return
     resolution = task.settings.get("resolution")
     options = f" --resolution {resolution}" if resolution else ""
-    raise ValueError(f"there is no {folder}: make it with `dlrnn data build {task.name}{options}`")
+    command = (
+        f"build {task.name}{options}" if TASKS[task.name].drawable else f"import {task.name} PATH"
+    )
+    raise ValueError(f"there is no {folder}: make it with `dlrnn data {command}`")
 
 
 def _row_on_disk(

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from dlrnn.models import ModelConfig
 from dlrnn.recipes.recipe import Recipe
+from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, TaskConfig
 
 Scale = Literal["full", "short", "tiny"]
@@ -50,8 +51,9 @@ def _tiny(config: RunConfig) -> RunConfig:
 
 
 def _tiny_task(task: TaskConfig) -> TaskConfig:
-    """Samples are drawn on the spot, never read from a set."""
-    settings = {name: value for name, value in task.settings.items() if name != "folder"}
+    """Samples are drawn on the spot, where they can be, not read from a set."""
+    drawn = {"folder"} if TASKS[task.name].drawable else set()
+    settings = {name: value for name, value in task.settings.items() if name not in drawn}
     smaller: dict[str, Any] = {
         "length": lambda length: min(1024, max(64, length // 32)),
         "resolution": lambda pixels: min(64, max(32, pixels // 4)),

@@ -13,14 +13,16 @@ from dlrnn.tasks.atomic import ATOMIC
 from dlrnn.tasks.listops_task import ListOps, ListOpsSubTrees
 from dlrnn.tasks.pathfinder_task import Pathfinder, PathfinderSegmentation, PathX
 from dlrnn.tasks.regression import RegressionTask
+from dlrnn.tasks.retrieval import Retrieval
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import IGNORED, Batch, Task
+from dlrnn.tasks.text import Text
 
 __all__ = ["IGNORED", "TASKS", "Batch", "RegressionTask", "SetTask", "Task", "get"]
 
 _ALL: tuple[type[Task], ...] = (
     *ATOMIC,
-    *(ListOpsSubTrees, ListOps, PathfinderSegmentation, Pathfinder, PathX),
+    *(ListOpsSubTrees, ListOps, PathfinderSegmentation, Pathfinder, PathX, Text, Retrieval),
 )
 TASKS = {task.name: task for task in _ALL}
 """Every task by its name."""

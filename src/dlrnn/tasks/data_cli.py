@@ -18,6 +18,7 @@ from rich.progress import (
 
 from dlrnn.tasks import listops, nearest, pathfinder, shards
 from dlrnn.tasks.build import build_set
+from dlrnn.tasks.imports import import_set
 
 SETS: dict[str, Callable[..., shards.Spec]] = {
     "listops-subtrees": listops.subtrees,
@@ -62,6 +63,16 @@ def build(
         return build_set(spec, folder, workers=workers or cores or 1, progress=progress)
 
 
+def import_(
+    name: str, path: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None
+) -> Path:
+    """Import what the user has, with a progress bar; by default into `data/NAME`."""
+    with _bar(name, "samples") as progress:
+        return import_set(
+            name, path, Path("data") / name if out is None else out, progress=progress
+        )
+
+
 def verify(folder: str | os.PathLike[str]) -> list[str]:
     """Check every hash and count with a progress bar; one sentence a problem."""
     with _bar("verify", "shards") as progress:
@@ -69,7 +80,7 @@ def verify(folder: str | os.PathLike[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _bar(name: str, things: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(name: str, things: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr that starts when there is progress: before, a refusal is one sentence."""
     columns = (
         TextColumn("{task.description}"),
@@ -81,7 +92,7 @@ def _bar(name: str, things: str) -> Iterator[Callable[[int, int], None]]:
     bar = Progress(*columns, console=Console(stderr=True))
     task = bar.add_task(name, total=None, rate="")
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int | None) -> None:
         bar.start()
         speed = bar.tasks[0].speed
         rate = f"{speed:.3g} {things}/s" if speed else ""

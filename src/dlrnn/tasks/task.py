@@ -48,6 +48,8 @@ class Task(ABC):
     probes: ClassVar[str]
     metric_names: ClassVar[tuple[str, ...]]  # the entries of `metrics`
     causal: ClassVar[bool]  # made for models that read from left to right
+    pair: ClassVar[bool] = False  # a sample is two sequences, [B, 2, T]
+    drawable: ClassVar[bool] = True  # samples can be made without a set on disk
     pooled: ClassVar[bool] = False  # one answer a sequence instead of one a position
 
     def __post_init__(self) -> None:

@@ -95,6 +95,7 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
         vocabulary=task.vocabulary,
         d_output=task.d_output,
         pooled=task.pooled,
+        pair=task.pair,
     )
     if task.causal and not getattr(model, "causal", True):
         raise ValueError(

@@ -1,0 +1,139 @@
+"""LRA Retrieval: does one paper cite the other, from the bytes of both (AAN pairs).
+
+Read from `new_aan_pairs.{train,eval,test}.tsv` of the LRA release, without a head line: label (0 or
+1), id1, id2, text1, text2 between tabs, quoted where needed as Python's csv writes it. A text is
+taken as it stands there, also where it was written as Python's `b'...'`.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from matplotlib.figure import Figure
+
+from dlrnn.tasks.archives import Entry, entries
+from dlrnn.tasks.imports import ImportedSet, Row
+from dlrnn.tasks.task import Batch
+from dlrnn.tasks.text import ByteTask, padded, text_figure
+
+_PAIRS = re.compile(r"(?:.*/)?new_aan_pairs\.(train|eval|test)\.tsv")
+_SPLITS = {"train": "train", "eval": "validation", "test": "test"}
+_COLUMNS = ["label", "id1", "id2", "text1", "text2"]
+_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+_LONGEST = 2**24  # bytes of a line, characters of a field
+
+
+def retrieval_set(length: int = 4000) -> ImportedSet:
+    """Pairs of papers, of each of which the first `length` bytes are kept."""
+    return ImportedSet(
+        name=Retrieval.name,
+        parameters={"length": length},
+        rows=lambda path: _pairs(path, length),
+        schema=pa.schema(
+            [
+                pa.field("tokens1", pa.binary(), False, {"dtype": "uint8"}),
+                pa.field("tokens2", pa.binary(), False, {"dtype": "uint8"}),
+                pa.field("label", pa.uint8(), False),
+                pa.field("id1", pa.string(), False),
+                pa.field("id2", pa.string(), False),
+            ]
+        ),
+        layout="new_aan_pairs.{train,eval,test}.tsv",
+        splits=("train", "validation", "test"),
+        shard_rows=2**13,
+        group_rows=64,
+        writer={"use_dictionary": ["label"]},
+    )
+
+
+def _pairs(path: Path, length: int) -> Iterator[Row]:
+    seen: set[str] = set()
+    for entry in entries(path):
+        found = _PAIRS.fullmatch(entry.name)
+        if found is None:
+            continue
+        split = _SPLITS[found[1]]
+        if split in seen:
+            raise ValueError(f"{path}: {entry.name} is a second file of {split} pairs")
+        seen.add(split)
+        for pair in _rows(path, entry, length):
+            yield split, pair
+
+
+def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))
+    with entry.open() as file:
+        reader = csv.reader(_lines(f"{path}: {entry.name}", file), delimiter="\t", strict=True)
+        while True:
+            where = f"{path}: {entry.name} line {reader.line_num + 1}"
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise ValueError(f"{where} is damaged: {error}") from None
+            if row is None:
+                return
+            if len(row) != len(_COLUMNS):
+                expected = f"{len(_COLUMNS)} are expected: {', '.join(_COLUMNS)}"
+                raise ValueError(f"{where} has {len(row)} columns; {expected}")
+            label, id1, id2, text1, text2 = row
+            if label not in _LABELS:
+                raise ValueError(f"{where} has the label {label[:40]!r}; 0 and 1 are known")
+            yield {
+                "tokens1": text1.encode()[:length],
+                "tokens2": text2.encode()[:length],
+                "label": _LABELS[label],
+                "id1": id1,
+                "id2": id2,
+            }
+
+
+def _lines(where: str, file: io.BufferedReader) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_LONGEST + 1):
+        number += 1
+        if len(line) > _LONGEST:
+            raise ValueError(f"{where} line {number} is longer than {_LONGEST} bytes")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{where} line {number} is not UTF-8") from None
+
+
+@dataclass(frozen=True)
+class Retrieval(ByteTask):
+    """Two papers: does one cite the other? Inputs are [B, 2, L], lengths [B, 2]."""
+
+    length: int = 4000
+
+    name: ClassVar[str] = "retrieval"
+    probes: ClassVar[str] = "comparing two texts through one vector each"
+    columns: ClassVar[tuple[str, ...]] = ("tokens1", "tokens2", "label")
+    pair: ClassVar[bool] = True
+    """A model reads both with the same weights and answers once."""
+
+    def spec(self) -> ImportedSet:
+        """The pairs, each text cut to `length` bytes."""
+        return retrieval_set(self.length)
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        halves = [
+            padded([sample[name] for sample in samples], self.length)
+            for name in ("tokens1", "tokens2")
+        ]
+        tokens, lengths = (np.stack(parts, axis=1) for parts in zip(*halves, strict=True))
+        labels = torch.tensor([int(sample["label"]) for sample in samples])
+        return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
+
+    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+        """The beginnings of both papers."""
+        batch = self.sample(1, split=split, step=step)
+        cites = "one cites the other" if batch.targets[0] else "neither cites the other"
+        titles = (f"retrieval: {cites}; the first", "the second")
+        return text_figure(list(zip(titles, batch.inputs[0], strict=True)))

@@ -1,0 +1,226 @@
+"""LRA Text: is a film review good or bad, from its bytes (IMDb).
+
+The official test split is the test split. Of the official training split, a review is held out for
+validation if the SHA-256 of its name is divisible by 10, about a tenth of them: the same reviews
+whatever holds the files. (The films of the test split are others; validation shares films with
+training and is a little easier.)
+"""
+
+import codecs
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dlrnn.tasks import shards
+from dlrnn.tasks.archives import Entry, entries
+from dlrnn.tasks.classes import accuracy, counted, cross_entropy
+from dlrnn.tasks.imports import ImportedSet, Row, no_draw
+from dlrnn.tasks.sets import SetTask
+from dlrnn.tasks.task import Batch
+
+_REVIEW = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/.][^/]*)\.txt")
+_LABELS = {"neg": 0, "pos": 1}
+_UNLABELLED = "unsup"  # of the official archive: not used
+_PIECE = 2**16
+
+
+def text_set(length: int = 2048) -> ImportedSet:
+    """Reviews, of which the first `length` bytes are kept."""
+    return ImportedSet(
+        name=Text.name,
+        parameters={"length": length},
+        rows=lambda path: _reviews(path, length),
+        schema=pa.schema(
+            [
+                pa.field("tokens", pa.binary(), False, {"dtype": "uint8"}),
+                pa.field("label", pa.uint8(), False),
+                pa.field("review", pa.string(), False),
+            ]
+        ),
+        layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt",
+        splits=("train", "test"),
+        shard_rows=2**15,
+        group_rows=64,
+        order=lambda row: _digest(row["review"]),  # archives have all of one class in a row
+        writer={"use_dictionary": ["label"]},
+    )
+
+
+def _reviews(path: Path, length: int) -> Iterator[Row]:
+    seen: set[bytes] = set()
+    for entry in entries(path):
+        found = _REVIEW.fullmatch(entry.name)
+        if found is None or found[2] == _UNLABELLED:
+            continue
+        split, label, stem = found.groups()
+        if label not in _LABELS:
+            names = "neg and pos are known"
+            raise ValueError(f"{path}: {entry.name} has the label {label!r}; {names}")
+        if not re.fullmatch(r"\d+_\d+", stem, re.ASCII):
+            raise ValueError(f"{path}: {entry.name} is not named ID_RATING.txt")
+        review = f"{split}/{label}/{stem}"
+        digest = _digest(review)
+        if digest in seen:
+            raise ValueError(f"{path}: {entry.name} is there twice")
+        seen.add(digest)
+        if split == "train" and int.from_bytes(digest) % 10 == 0:
+            split = "validation"
+        yield (
+            split,
+            {"tokens": _text(path, entry, length), "label": _LABELS[label], "review": review},
+        )
+
+
+def _digest(review: str) -> bytes:
+    return hashlib.sha256(review.encode()).digest()
+
+
+def _text(path: Path, entry: Entry, length: int) -> bytes:
+    """The first bytes of a text, which is looked through to its end."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with entry.open() as file:
+        try:
+            piece = start = file.read(max(_PIECE, length))
+            while piece:
+                decoder.decode(piece)
+                piece = file.read(_PIECE)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: {entry.name} is not UTF-8") from None
+    if not start:
+        raise ValueError(f"{path}: {entry.name} is empty")
+    return start[:length]
+
+
+# ---------------------------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True)
+class ByteTask(SetTask):
+    """Texts byte by byte, two classes. Token 0 is padding, byte b is token b + 1."""
+
+    length: int = 0
+
+    kind: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
+    causal: ClassVar[bool] = False
+    pooled: ClassVar[bool] = True
+    drawable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.length <= 2**20:
+            raise ValueError(
+                f"{self.name}: the length must be from 1 to {2**20}, not {self.length}"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """257: padding and every byte."""
+        return 257
+
+    @property
+    def d_output(self) -> int:
+        """Two classes."""
+        return 2
+
+    @property
+    def input_length(self) -> int:
+        """Longer texts are cut."""
+        return self.length
+
+    @property
+    def output_length(self) -> int:
+        """One answer."""
+        return 1
+
+    def _fixed(self) -> dict[str, Any]:
+        return {}
+
+    def _split(self, split: str) -> shards.Split:
+        stored = super()._split(split)
+        if (kept := stored.manifest["parameters"]["length"]) < self.length:
+            raise ValueError(f"{self.folder} has texts cut to length {kept}, not to {self.length}")
+        return stored
+
+    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+        raise ValueError(no_draw(self.name))
+
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
+        """Cross-entropy."""
+        return cross_entropy(output, batch.targets, totals)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Answers that count."""
+        return counted(batch.targets)
+
+    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Accuracy of one batch; average over batches."""
+        return {"accuracy": accuracy(output, batch.targets)}
+
+
+@dataclass(frozen=True)
+class Text(ByteTask):
+    """A film review (IMDb) is good, 1, or bad, 0: `This film is a gem ...` is 1."""
+
+    length: int = 2048
+
+    name: ClassVar[str] = "text"
+    probes: ClassVar[str] = "reading, byte by byte"
+    columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
+
+    def spec(self) -> ImportedSet:
+        """The reviews, cut to `length` bytes."""
+        return text_set(self.length)
+
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        texts = [sample["tokens"] for sample in samples]
+        tokens, lengths = padded(texts, self.length)
+        labels = torch.tensor([int(sample["label"]) for sample in samples])
+        return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
+
+    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+        """The beginning of a review."""
+        batch = self.sample(1, split=split, step=step)
+        good = "good" if batch.targets[0] else "bad"
+        return text_figure([(f"text: a review that is {good}", batch.inputs[0])])
+
+
+def padded(
+    texts: Sequence[np.ndarray], length: int
+) -> tuple[Int64[np.ndarray, "B L"], Int64[np.ndarray, " B"]]:
+    """Tokens, 0 behind the end, and how many there are; an empty text is one token of padding."""
+    tokens = np.zeros((len(texts), length), dtype=np.int64)
+    lengths = np.ones(len(texts), dtype=np.int64)
+    for place, text in enumerate(texts):
+        cut = text[:length]
+        tokens[place, : len(cut)] = cut
+        tokens[place, : len(cut)] += 1
+        lengths[place] = max(len(cut), 1)
+    return tokens, lengths
+
+
+def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> Figure:
+    """The first 1200 bytes of each text, with a title above."""
+    figure = Figure(figsize=(11, 5 * len(titled)), layout="constrained")
+    for axes, (title, tokens) in zip(
+        figure.subplots(len(titled), squeeze=False)[:, 0], titled, strict=True
+    ):
+        start = bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace")
+        plain = "".join(sign if sign.isprintable() and sign.isascii() else " " for sign in start)
+        lines = "\n".join(plain[place : place + 100] for place in range(0, len(plain), 100))
+        axes.text(0, 1, lines, va="top", family="monospace", parse_math=False)
+        axes.set_title(title)
+        axes.set_axis_off()
+    return figure

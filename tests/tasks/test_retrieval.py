@@ -1,0 +1,126 @@
+"""LRA Retrieval: pairs from TSV files, and the task over them."""
+
+import csv
+import io
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from test_archives import write_folder, write_tar, write_zip
+
+from dlrnn.tasks import retrieval, shards
+from dlrnn.tasks.imports import import_set
+from dlrnn.tasks.retrieval import Retrieval
+
+COUNTS = {"train": 30, "eval": 10, "test": 8}
+
+
+def pair(split, number):
+    first = f'{split} {number}: a "quoted" text\twith a tab,\na line and ünïcode ' * (number * 10)
+    label = (number % 2, float(number % 2))[number % 3 == 0]
+    return [label, f"P{number}", f"Q{number}", first, f"second {number} " + "x" * 5000]
+
+
+def tsv(split, count):
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter="\t").writerows(pair(split, number) for number in range(count))
+    return text.getvalue().encode()
+
+
+def files():
+    found = {
+        f"lra_release/tsv_data/new_aan_pairs.{split}.tsv": tsv(split, count)
+        for split, count in COUNTS.items()
+    }
+    return {"lra_release/README.md": b"\xff", **found}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("retrieval")
+    return import_set("retrieval", write_tar(path / "lra.tar.gz", files(), "w:gz"), path / "set")
+
+
+def test_what_is_imported(folder):
+    assert shards.verify(folder) == []
+    counts = shards.load_manifest(folder)["counts"]
+    assert counts == {"train": 30, "validation": 10, "test": 8}
+    for name, split in (("train", "train"), ("eval", "validation"), ("test", "test")):
+        table = pq.read_table(folder / f"{split}-00000.parquet")
+        for number, sample in enumerate(table.to_pylist()):
+            label, id1, id2, text1, text2 = pair(name, number)
+            assert (sample["label"], sample["id1"], sample["id2"]) == (label, id1, id2)
+            assert sample["tokens1"] == text1.encode()[:4000]
+            assert sample["tokens2"] == text2.encode()[:4000]
+
+
+def test_a_folder_and_a_zip_give_the_same(folder, tmp_path):
+    expected = [entry["sha256"] for entry in shards.load_manifest(folder)["shards"]]
+    sources = write_folder(tmp_path / "lra", files()), write_zip(tmp_path / "lra.zip", files())
+    for place, source in enumerate(sources):
+        out = import_set("retrieval", source, tmp_path / f"out{place}")
+        assert [entry["sha256"] for entry in shards.load_manifest(out)["shards"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"1\ta\tb\tx\ty\n2\ta\tb\tx\ty\n", "line 2 has the label '2'; 0 and 1 are known"),
+        (b'1\ta\tb\t"x\n\nx"\ty\n1\ta\tb\tx\n', "line 4 has 4 columns; 5 are expected: label, id1"),
+        (b'1\ta\tb\tx\ty\n1\ta\tb\t"x\ty\n', "line 2 is damaged: unexpected end of data"),
+        (b'1\ta\tb\t"x"x\ty\n', "line 1 is damaged: "),
+        (b"1\ta\tb\tx\ty\n1\ta\tb\tx\xff\ty\n", "line 2 is not UTF-8"),
+        (b"1\ta\tb\tx\ty\n\n", "line 2 has 0 columns"),
+        (b"1\ta\tb\t" + b"x" * 200_000, "line 1 is longer than 100000 bytes"),
+        (
+            b"",
+            "holds no test samples of retrieval; new_aan_pairs.{train,eval,test}.tsv was expected",
+        ),
+    ],
+)
+def test_what_cannot_be_imported(tmp_path, monkeypatch, data, sentence):
+    monkeypatch.setattr(retrieval, "_LONGEST", 100_000)
+    changed = {**files(), "lra_release/tsv_data/new_aan_pairs.test.tsv": data}
+    path = write_tar(tmp_path / "lra.tar.xz", changed)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        import_set("retrieval", path, tmp_path / "out")
+    assert "lra.tar.xz" in str(caught.value)
+    assert ("new_aan_pairs.test.tsv line" in str(caught.value)) == bool(data)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_a_split(tmp_path):
+    path = write_tar(tmp_path / "lra.tar.xz", {**files(), "new_aan_pairs.test.tsv": b""})
+    with pytest.raises(ValueError, match=r"new_aan_pairs.test.tsv is a second file of test pairs"):
+        import_set("retrieval", path, tmp_path / "out")
+
+
+def test_the_task(folder):
+    task = Retrieval(folder=folder)
+    assert (task.vocabulary, task.d_output, task.input_length, task.output_length) == (
+        257,
+        2,
+        4000,
+        1,
+    )
+    assert task.pair
+    assert task.pooled
+    batch = task.sample(8, split="test")
+    assert (batch.inputs.shape, batch.lengths.shape) == ((8, 2, 4000), (8, 2))
+    assert batch.targets.tolist() == [0, 1] * 4
+    for number in range(8):
+        for place in (0, 1):
+            text = pair("test", number)[3 + place].encode()[:4000]
+            tokens, length = batch.inputs[number, place].numpy(), int(batch.lengths[number, place])
+            assert length == max(len(text), 1)  # the first text of pair 0 is empty
+            assert np.array_equal(tokens[: len(text)] - 1, np.frombuffer(text, dtype=np.uint8))
+            assert not tokens[len(text) :].any()
+    logits = torch.nn.functional.one_hot(batch.targets, 2).double()
+    assert task.metrics(logits, batch)["accuracy"] == 1
+    assert len(task.preview().axes) == 2
+
+
+def test_without_a_set():
+    with pytest.raises(ValueError, match=r"retrieval is real data, .*import retrieval PATH`"):
+        Retrieval().sample(4)
