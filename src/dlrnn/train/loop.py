@@ -54,6 +54,16 @@ def train(
     known = folder.config if config is None else config
     fabric = make_fabric(device, known.precision, devices, nodes)
     fabric.launch()
+    try:
+        return _launched(folder, fabric, known, begins=config is not None, show=show, writer=writer)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # threads that outlive it end in an abort
+
+
+def _launched(
+    folder: RunFolder, fabric: Fabric, known: RunConfig, *, begins: bool, show: bool, writer: str
+) -> dict[str, Any]:
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
     task.count("train")
@@ -61,8 +71,8 @@ def train(
     with ExitStack() as stack:
         if fabric.is_global_zero:
             stack.enter_context(folder.locked())
-            if config is not None:
-                RunFolder.create(path, config)
+            if begins:
+                RunFolder.create(folder.path, known)
         fabric.barrier()
         return _Run(folder, fabric, task, model, stack, show=show, writer=writer).go()
 
