@@ -19,7 +19,7 @@ every = dict(log_every=5, eval_every=20, eval_batches=2, checkpoint_every=9)
 dlr = ModelConfig("dlr", {"d_state": 8}, d_model=8)
 drops = {"heads": 2, "dropout": 0.2, "bidirectional": True}
 CASES = {
-    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=1500, batch_size=4,
+    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=2500, batch_size=4,
                             lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
     "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
                          steps=60, batch_size=2, lr=1e-3, **every),
