@@ -267,10 +267,14 @@ class MIPS(RegressionTask):
         rows = max(1, block // (batch * length))
         key = F.pad(key, (0, 0, 0, -length % self.tile))
         best = torch.empty(batch, length, dtype=torch.int64, device=key.device)
+        room = query.new_empty(
+            batch * rows * key.shape[1]
+        )  # once: new pages cost more than products
         for start in range(0, length, rows):
             stop = min(start + rows, length)
             width = stop + -stop % self.tile
-            product = query[:, start:stop] @ key[:, :width].mT  # [B, rows, width]
+            product = room[: batch * (stop - start) * width].view(batch, stop - start, width)
+            torch.bmm(query[:, start:stop], key[:, :width].mT, out=product)
             later = torch.ones(stop - start, width - start, dtype=torch.bool, device=key.device)
             product[..., start:].masked_fill_(later.triu(1), -math.inf)
             tiles = product.unflatten(-1, (-1, self.tile))
