@@ -35,7 +35,6 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
         "breakdown": {},
         "pictures": [],
     }
-    model.eval()
     if task.name == "listops-subtrees":
         batches = islice(held_out(task, config, split, where), BROKEN_DOWN)
         answers = [(batch, _classes(model, batch)) for batch in batches]
