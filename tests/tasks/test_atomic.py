@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
-from support import DEVICE
+from support import DEVICE, run_python
 
 from dlrnn import tasks
 from dlrnn.bench.measure import peak_bytes
 from dlrnn.tasks.atomic import ATOMIC
+from dlrnn.tasks.reflections import product_of_reflections
+from dlrnn.tasks.search import largest_product
 
 NAMES = [task.name for task in ATOMIC]
 LENGTHS = {"shift": (8, 16, 256), "context-shift": (3, 4, 50), "solve": (3, 8, 50, 512)}
@@ -176,12 +178,16 @@ def test_the_shift_is_uniform():
 
 
 def test_orthonormal_matrices_are_uniform():
-    """The trace of a uniform orthonormal matrix has mean 0 and variance 1."""
+    """The trace of a uniform orthonormal matrix has mean 0 and variance 1, an entry the fourth
+    moment 3 / (N (N + 2)), the determinant both signs.
+    """
     task = tasks.get("solve", length=24)  # N = 4
     rows = task.sample(5000).inputs[:, :20, 0].view(-1, 4, 5)[..., :4]
     trace = rows.diagonal(dim1=1, dim2=2).sum(-1)
     assert abs(trace.mean()) < 5 / 5000**0.5
     assert trace.var().item() == pytest.approx(1, abs=5 * (2 / 5000) ** 0.5)
+    torch.testing.assert_close((rows**4).mean(0), torch.full((4, 4), 1 / 8), rtol=0, atol=0.015)
+    assert abs(torch.linalg.det(rows).mean()) < 5 / 5000**0.5
 
 
 def test_mips_stays_small():
@@ -261,7 +267,55 @@ def test_previews(name, tmp_path):
     assert task.probes
 
 
-def test_mips_in_one_kernel_is_mips_by_blocks():
-    task = tasks.get("mips", length=130)
-    query, key = torch.randn(2, 3, 130, 4, device=DEVICE)
-    assert torch.equal(task._best_fused(query, key), task._best(query, key))
+# ---------------------------------------------------------------------------------- its kernels
+
+INTERPRETED = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from dlrnn.tasks import gpu
+from dlrnn.tasks.reflections import product_of_reflections
+from dlrnn.tasks.search import largest_product
+
+torch.manual_seed(0)
+for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5)]:
+    query, key = torch.randn(2, *shape)
+    assert torch.equal(gpu.largest_product(query, key), largest_product(query, key))
+for shape in [(1, 1, 1), (2, 5, 5), (3, 7, 20), (1, 31, 31)]:
+    vectors = torch.nn.functional.normalize(torch.randn(shape, dtype=torch.float64), dim=-1)
+    have, want = gpu.product_of_reflections(vectors), product_of_reflections(vectors)
+    torch.testing.assert_close(have, want, rtol=0, atol=1e-13)
+print("right")
+"""
+
+
+def test_interpreted_kernels():
+    pytest.importorskip("triton")
+    assert run_python(INTERPRETED).strip() == "right"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 4), (3, 256, 4), (2, 257, 3), (2, 700, 4)])
+def test_largest_product_by_its_definition(shape):
+    query, key = torch.randn(2, *shape, device=DEVICE)
+    later = torch.ones(shape[1], shape[1], device=DEVICE).triu(1).bool()
+    expected = (query.double() @ key.double().mT).masked_fill(later, -math.inf).argmax(-1)
+    assert torch.equal(largest_product(query, key), expected)
+
+
+def test_product_of_reflections_by_its_definition():
+    vectors = torch.randn(3, 9, 20, dtype=torch.float64, device=DEVICE)
+    vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    expected = eye = torch.eye(20, dtype=torch.float64, device=DEVICE)
+    for v in vectors.unbind(1):
+        expected = expected @ (eye - 2 * v[:, :, None] * v[:, None, :])
+    torch.testing.assert_close(product_of_reflections(vectors), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
+def test_what_is_fixed_is_kept(name):
+    task = tasks.get(name, length=64)
+    first, again = task.sample(2, step=1), task.sample(2, step=1)
+    assert len(task._kept) == 1
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(tasks.get(name, length=64).sample(2, step=1).inputs, first.inputs)
+    assert task == tasks.get(name, length=64)

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.tasks.random import Random
+from dlrnn.tasks.reflections import orthonormal
 from dlrnn.tasks.regression import RegressionTask
+from dlrnn.tasks.search import largest_product
 
 
 def _signal(random: Random, length: int) -> Tensor:
@@ -203,7 +205,7 @@ class SelectFixed(Select):
     probes: ClassVar[str] = "shifts that are always the same"
 
     def _places(self, random: Random) -> Tensor:
-        return super()._places(self._constants(random.device))
+        return self._fixed(super()._places, random.device)
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,6 @@ class MIPS(RegressionTask):
 
     name: ClassVar[str] = "mips"
     probes: ClassVar[str] = "attention: look up by content"
-    tile: ClassVar[int] = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,52 +237,8 @@ class MIPS(RegressionTask):
         vectors = random.normal(self.length, 3, self.width)
         vectors = (vectors / vectors.norm(dim=-1, keepdim=True)).float()
         query, key, value = vectors.unbind(2)
-        fuses = torch.compiler.is_compiling() and key.device.type == "cuda"
-        best = self._best_fused(query, key) if fuses else self._best(query, key)
+        best = largest_product(query, key)
         return vectors.flatten(2), value.gather(1, best[..., None].expand_as(value))
-
-    def _best_fused(self, query: Tensor, key: Tensor) -> Tensor:
-        """The definition itself, an eighth of the queries at a time, which see no later keys.
-
-        Inductor makes one kernel of each, and the products never exist.
-        """
-        length = key.shape[1]
-        rows, best = -(-length // 8), []
-        for start in range(0, length, rows):
-            stop = min(start + rows, length)
-            place, own = torch.arange(stop, device=key.device), query[:, start:stop]
-            product = sum(own[:, :, None, d] * key[:, None, :stop, d] for d in range(self.width))
-            assert isinstance(product, Tensor)
-            later = place > place[start:stop, None]
-            best.append(product.masked_fill(later, -math.inf).argmax(-1))
-        return torch.cat(best, dim=1)
-
-    def _best(self, query: Tensor, key: Tensor) -> Tensor:
-        """Argmax over j <= i of <q_i, k_j>, [B, L], a block of queries at a time.
-
-        The largest product of each tile of keys first, then the place in the best tile: a maximum
-        is far cheaper than its place.
-        """
-        batch, length, _ = key.shape
-        block = 2**20 if key.device.type == "cpu" else 2**24  # products at once: cache or 64 MiB
-        rows = max(1, block // (batch * length))
-        key = F.pad(key, (0, 0, 0, -length % self.tile))
-        best = torch.empty(batch, length, dtype=torch.int64, device=key.device)
-        room = query.new_empty(
-            batch * rows * key.shape[1]
-        )  # once: new pages cost more than products
-        for start in range(0, length, rows):
-            stop = min(start + rows, length)
-            width = stop + -stop % self.tile
-            product = room[: batch * (stop - start) * width].view(batch, stop - start, width)
-            torch.bmm(query[:, start:stop], key[:, :width].mT, out=product)
-            later = torch.ones(stop - start, width - start, dtype=torch.bool, device=key.device)
-            product[..., start:].masked_fill_(later.triu(1), -math.inf)
-            tiles = product.unflatten(-1, (-1, self.tile))
-            winner = tiles.amax(-1).argmax(-1)[..., None]  # [B, rows, 1]
-            inside = tiles.gather(2, winner[..., None].expand(-1, -1, -1, self.tile)).argmax(-1)
-            best[:, start:stop] = (winner * self.tile + inside)[..., 0]
-        return best
 
 
 @dataclass(frozen=True)
@@ -334,11 +291,7 @@ class Solve(_OneNumber):
         return _column(F.pad(rows, (0, self.length - rows.shape[1]))), _column(X)
 
     def _matrix(self, random: Random) -> Tensor:
-        """Uniform over the orthonormal matrices: G R^-1, where R^T R = G^T G (Cholesky)."""
-        G = random.normal(self.size, self.size)
-        R = torch.linalg.cholesky_ex(G.mT @ G, upper=True).L
-        Q: Tensor = torch.linalg.solve_triangular(R, G, upper=True, left=False)
-        return Q
+        return orthonormal(random.normal(self.size, self.size))
 
 
 @dataclass(frozen=True)
@@ -349,7 +302,7 @@ class SolveFixed(Solve):
     probes: ClassVar[str] = "a fixed linear map of the input"
 
     def _matrix(self, random: Random) -> Tensor:
-        return super()._matrix(self._constants(random.device))
+        return self._fixed(super()._matrix, random.device)
 
 
 ATOMIC: tuple[type[RegressionTask], ...] = (

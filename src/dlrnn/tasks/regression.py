@@ -1,7 +1,9 @@
 """Tasks with real inputs and targets, made on the device that trains."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -85,9 +87,20 @@ class RegressionTask(Task):
     def _draw(self, random: Random) -> tuple[Tensor, Tensor]:
         """Inputs [B, T, features] and targets [B, T_out, d_output], float64."""
 
-    def _constants(self, device: torch.device) -> Random:
-        """What is drawn once, from the seed alone."""
-        return Random(self.seed, "constants", 0, first=0, count=1, device=device)
+    def _fixed(self, draw: Callable[[Random], Tensor], device: torch.device) -> Tensor:
+        """What is drawn once, from the seed alone, and kept (unless a graph is being captured,
+        whose memory is not ours).
+        """
+        if device in self._kept:
+            return self._kept[device]
+        constant = draw(Random(self.seed, "constants", 0, first=0, count=1, device=device))
+        if not torch.compiler.is_compiling() and not _captures(device):
+            self._kept[device] = constant
+        return constant
+
+    @cached_property
+    def _kept(self) -> dict[torch.device, Tensor]:
+        return {}
 
     # ------------------------------------------------------------------------------ judging
 
@@ -124,6 +137,10 @@ class RegressionTask(Task):
         below.set_title(f"target: the last {self.output_length} positions")
         below.set(xlabel="position", xlim=(-0.5, self.input_length - 0.5))
         return figure
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _trace(axes: Axes, values: Tensor, start: int) -> None:

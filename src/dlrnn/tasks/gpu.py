@@ -1,0 +1,81 @@
+"""What making a batch needs of a GPU beyond PyTorch: two small Triton kernels."""
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+QUERIES, KEYS = 32, 128  # a tile of products
+
+
+def largest_product(query: Tensor, key: Tensor) -> Tensor:
+    """The place j <= i of the largest `<q_i, k_j>`: [B, L, D] twice -> int64 [B, L]."""
+    batch, length, width = query.shape
+    best = torch.empty(batch, length, dtype=torch.int64, device=query.device)
+    blocks = triton.cdiv(length, QUERIES)
+    _search[(blocks, batch)](
+        query.contiguous(), key.mT.contiguous(), best, length, width, QUERIES, KEYS, num_warps=4
+    )
+    return best
+
+
+@triton.jit
+@no_type_check
+def _search(  # noqa: PLR0917
+    query, key, best,
+    LENGTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """A block of queries; each lane keeps its largest product, and where it was."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
+    i, lane = block * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
+    query += (tl.program_id(1) * LENGTH + i) * WIDTH
+    key += tl.program_id(1) * WIDTH * LENGTH
+    largest = tl.full((ROWS, LANES), -float("inf"), tl.float32)
+    place = tl.zeros((ROWS, LANES), tl.int32)
+    for start in range(0, LENGTH, LANES):
+        if start < (block + 1) * ROWS:
+            j = start + lane
+            product = tl.zeros((ROWS, LANES), tl.float32)
+            for d in tl.static_range(WIDTH):
+                q = tl.load(query + d, mask=i < LENGTH, other=0.0)
+                k = tl.load(key + d * LENGTH + j, mask=j < LENGTH, other=0.0)
+                product += q[:, None] * k[None, :]
+            better = (product > largest) & (j[None, :] <= i[:, None])
+            largest = tl.where(better, product, largest)
+            place = tl.where(better, j[None, :], place)
+    top = tl.max(largest, axis=1)
+    winner = tl.min(tl.where(largest == top[:, None], place, LENGTH), axis=1)
+    tl.store(best + tl.program_id(1) * LENGTH + i, winner.to(tl.int64), mask=i < LENGTH)
+
+
+def product_of_reflections(vectors: Tensor) -> Tensor:
+    """`(I - 2 v_1 v_1^T) ... (I - 2 v_K v_K^T)` of unit vectors, the rows of [B, K, N]."""
+    batch, count, size = vectors.shape
+    product = vectors.new_empty(batch, size, size)
+    width = triton.next_power_of_2(size)
+    rows = min(16, width)
+    _reflect[(triton.cdiv(size, rows), batch)](
+        vectors.contiguous(), product, count, size, rows, width, num_warps=4
+    )
+    return product
+
+
+@triton.jit
+@no_type_check
+def _reflect(  # noqa: PLR0917
+    vectors, product,
+    COUNT: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """So many rows of the identity, reflected one vector after the other."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    x = (row[:, None] == column[None, :]).to(vectors.dtype.element_ty)
+    vectors += tl.program_id(1) * COUNT * SIZE + column
+    for k in range(COUNT):
+        v = tl.load(vectors + k * SIZE, mask=column < SIZE, other=0.0)[None, :]
+        x -= 2 * tl.sum(x * v, axis=1)[:, None] * v
+    inside = (row < SIZE)[:, None] & (column < SIZE)[None, :]
+    to = product + (tl.program_id(1) * SIZE + row[:, None]) * SIZE + column[None, :]
+    tl.store(to, x, mask=inside)
