@@ -3,6 +3,7 @@
 make pictures
 """
 
+import json
 import math
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def main() -> None:
     save(phases(), "phases")
     save(real_against_complex(), "real-lambda")
     save(compression(), "compress")
+    save(time_against_length(), "time-against-length")
     save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
     save(tasks.get("listops-subtrees").preview(), "listops")
 
@@ -44,6 +46,37 @@ def save(figure: Figure, name: str) -> None:
     """Write docs/pictures/NAME.png."""
     figure.savefig(PICTURES / f"{name}.png", dpi=110)
     print(f"drawn: docs/pictures/{name}.png")
+
+
+def time_against_length() -> Figure:
+    """What `dlrnn bench lengths --json` measured on one H200 (docs/measured/lengths.json)."""
+    measured = json.loads((DOCS / "measured" / "lengths.json").read_text())
+    rows, names = measured["cases"], {"fused": "DLR, our kernels", "torch": "DLR, plain PyTorch"}
+    names |= {"attention bf16": "attention, bf16, without projections"}
+    names |= {"listing": "DLR, the paper's listing", "ceiling": "ceiling for DLR"}
+    looks = dict(zip(names, ("-", "-", "-", "-", ":"), strict=True))
+    colours = dict(zip(names, (BLUE, GREEN, ORANGE, "#cc79a7", GREY), strict=True))
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, label in names.items():
+        known = [(row["L"], row[name]) for row in rows if row.get(name)]
+        lengths, times = zip(*known, strict=True)
+        axes.loglog(lengths, times, looks[name], marker=".", color=colours[name], label=label)
+        axes.annotate(f"{times[-1]:.3g}", (lengths[-1], times[-1]), (4, 0), fontsize=8,
+                      textcoords="offset points", va="center", color=colours[name])  # fmt: skip
+    slower = [row["L"] for row in rows if row["fused"] > row.get("attention bf16", math.inf)]
+    if slower:
+        axes.axvspan(rows[0]["L"], slower[-1], color=GREY, alpha=0.12)
+        axes.text(rows[0]["L"] * 1.1, 0.97 * axes.get_ylim()[1], "attention is faster", va="top")
+    axes.set_xticks([row["L"] for row in rows], [f"{row['L']:,}" for row in rows], rotation=30)
+    axes.minorticks_off()
+    axes.set(xlabel="length", ylabel="forward + backward, ms", xlim=(200, 2**18 * 1.6))
+    axes.set_title(
+        f"One layer, H 128, N 1024, 65,536 positions or one sequence, {measured['device']}"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
 
 
 def two_views() -> Figure:

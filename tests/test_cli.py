@@ -361,9 +361,11 @@ def test_data(capsys, tmp_path, monkeypatch):
         assert text in printed.err
 
 
-@pytest.mark.parametrize("what", [["layer", "--all"], ["conv"]], ids=str)
+@pytest.mark.parametrize(
+    "what", ["layer --all --factor 256", "conv --factor 256", "lengths --factor 64"]
+)
 def test_bench_at_the_paper_s_sizes(what, capsys):
-    command = ["bench", *what, "--device", "cpu", "--factor", "256", "--repeats", "1"]
+    command = ["bench", *what.split(), "--device", "cpu", "--repeats", "1"]
     assert main([*command, "--json"]) == 0
     cases = json.loads(capsys.readouterr().out)["cases"]
     assert len(cases) >= 7

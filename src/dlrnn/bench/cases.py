@@ -1,6 +1,6 @@
-"""`dlrnn bench layer --all` and `dlrnn bench conv`: the paper's sizes, every backend and peer.
+"""`dlrnn bench layer --all`, `bench conv` and `bench lengths`: every backend and peer in one run.
 
-Forward + backward. On a GPU the times are replays of CUDA graphs, all in one run. Beside each
+Forward + backward. On a GPU the times are those of one of ten replays of a CUDA graph. Beside each
 number the ceiling: what the bytes and the products would take at the rates of one H200.
 """
 
@@ -20,6 +20,7 @@ from dlrnn.nn import DLR
 TOLERANCE = 1e-5
 BANDWIDTH, PRODUCTS = 4.3e12, 790e12 / 3  # bytes a second; FLOP a second in three 16-bit products
 ATTENTION_UP_TO = 2**15  # positions: above, it would take seconds
+REPLAYS = 10  # at a time, so that waiting for the device is not part of the number
 
 
 class Case(NamedTuple):
@@ -73,6 +74,15 @@ def bench_cases(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]
     return {**_machine(where, factor), "cases": rows}
 
 
+def bench_lengths(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
+    """The layer (H 128, N 1024), 2^16 positions in sequences of 2^8 to 2^16, or one up to 2^18."""
+    where = torch.device(device)
+    lengths = [2**k for k in range(8, 19)]
+    cases = [Case(str(L), max(1, 2**16 // L), 128, 1024, L, L) for L in lengths]
+    rows = [_layer(c if factor == 1 else c.smaller(factor), where, repeats) for c in cases]
+    return {**_machine(where, factor), "cases": rows}
+
+
 def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     """The long convolution alone, against torch.fft (the backend `torch`)."""
     where = torch.device(device)
@@ -90,7 +100,7 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     shape = case.batch, case.length, case.channels
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
     functions: dict[str, Callable[[], object]] = {}
-    row: dict[str, Any] = {"case": case.name}
+    row: dict[str, Any] = {"case": case.name, "B": case.batch, "L": case.length}
     truth = _with("torch", _run, _in_float64(layer, case), x[:1].double(), dy[:1].double())
     for name in _backends("convolution", device):
         answer = _with(name, _run, layer, x[:1], dy[:1])
@@ -106,7 +116,9 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:
         functions["attention bf16"] = partial(_attention, x)
     row |= _times(functions, device, repeats)
-    return {**row, "ceiling": _rounded(case.ceiling), "goal": case.goal, "authors": case.authors}
+    known = {"goal": case.goal, "authors": case.authors}
+    row |= {name: value for name, value in known.items() if value is not None}
+    return {**row, "ceiling": _rounded(case.ceiling)}
 
 
 def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -132,18 +144,28 @@ def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, An
 def _times(
     functions: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float | None]:
-    """Ms by name; None where there is not enough memory."""
+    """Ms by name, and the most memory at once; None where there is not enough of it."""
     found: dict[str, float | None] = {}
     for name, function in functions.items():
         try:
-            run = captured(function) if device.type == "cuda" else function
-            ms = median_ms(seconds({name: run}, device, repeats)[name])
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+                run = partial(_replay, captured(function))
+                ms = median_ms(seconds({name: run}, device, repeats)[name]) / REPLAYS
+                found[f"{name} GiB"] = _rounded(torch.cuda.max_memory_allocated(device) / 2**30)
+            else:
+                ms = median_ms(seconds({name: function}, device, repeats)[name])
             found[name] = _rounded(ms)
         except torch.OutOfMemoryError:
             found[name] = None
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return found
+
+
+def _replay(graph: Callable[[], object]) -> None:
+    for _ in range(REPLAYS):
+        graph()
 
 
 def _backends(op: str, device: torch.device) -> list[str]:

@@ -12,6 +12,7 @@ def add(commands: Any) -> None:
     cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
     layer = command(cases, "layer", _bench_layer, "the layer against the paper's listing")
     conv = command(cases, "conv", _bench_conv, "the convolution alone, at the paper's sizes")
+    lengths = command(cases, "lengths", _bench_lengths, "the layer from 256 to 2^18 positions")
     kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
     data = command(cases, "data", _bench_data, "making a batch of each task against a step")
@@ -26,9 +27,10 @@ def add(commands: Any) -> None:
         case.add_argument("--length", type=count, default=length, metavar="L")
         case.add_argument("--repeats", type=count, default=repeats)
     layer.add_argument("--all", action="store_true", help="instead: all of the paper's sizes")
-    device_option(conv)
-    conv.add_argument("--repeats", type=count, default=10)
-    for case in (layer, conv):
+    for case in (conv, lengths):
+        device_option(case)
+        case.add_argument("--repeats", type=count, default=10)
+    for case in (layer, conv, lengths):
         case.add_argument(
             "--factor", type=count, default=1, help="the paper's sizes, so much smaller"
         )
@@ -63,6 +65,12 @@ def _bench_conv(given: argparse.Namespace) -> int:
     from dlrnn.bench.cases import bench_conv
 
     return _print_cases(given, bench_conv)
+
+
+def _bench_lengths(given: argparse.Namespace) -> int:
+    from dlrnn.bench.cases import bench_lengths
+
+    return _print_cases(given, bench_lengths)
 
 
 def _print_cases(given: argparse.Namespace, bench: Any) -> int:
