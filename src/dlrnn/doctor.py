@@ -120,6 +120,18 @@ def _convolution(device: torch.device) -> _Case:
     )
 
 
+def _mix(device: torch.device) -> _Case:
+    rows = 16
+    u, kernel = _signal(device, 2, LENGTH, rows), _signal(device, rows, LENGTH)
+    weight, bias = _signal(device, rows, rows), _signal(device, rows)
+
+    def expected() -> Tensor:
+        y = torch.nn.functional.gelu(reference.convolution(u.cpu(), kernel.cpu()))
+        return torch.nn.functional.linear(y, weight.cpu().double(), bias.cpu().double())
+
+    return lambda: ops.mix(u, kernel, None, weight, bias), expected
+
+
 def _step(device: torch.device) -> _Case:
     u, (W, log_lambda) = _signal(device, 1, ROWS), _modes(device)
     state = _signal(device, 1, ROWS, STATES, 2)
@@ -135,6 +147,7 @@ _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "channel_vandermonde": _channel_vandermonde,
     "channel_adjoint": _channel_adjoint,
     "convolution": _convolution,
+    "mix": _mix,
     "step": _step,
 }
 assert _CASES.keys() == BACKENDS.keys()

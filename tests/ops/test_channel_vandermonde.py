@@ -151,6 +151,8 @@ def test_custom_ops_are_sound():
     torch.library.opcheck(torch.ops.dlrnn.channel_vandermonde.default, (*arguments, 20))
     v = torch.randn(2, 2, 20, dtype=torch.float64, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.dlrnn.channel_adjoint.default, (v, log_lambda))
+    arguments = v.detach(), W.detach(), log_lambda.detach()
+    torch.library.opcheck(torch.ops.dlrnn.channel_gradients.default, arguments)
 
 
 def test_wrong_shapes(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from support import DEVICE, relative_error
 
 from dlrnn import ops
-from dlrnn.ops.cuda import convolution, long_convolution
+from dlrnn.ops.cuda import convolution, long_convolution, split_convolution
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
@@ -18,14 +18,18 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
     (5, 4096, 9, 4096, 0),
     (2, 4097, 40, 4097, 0),
     (3, 8192, 16, 100, 8192),
+    (2, 8193, 3, 8193, 8193),
     (2, 12345, 7, 12345, 1),
+    (3, 16383, 150, 16383, 0),
     (5, 16384, 32, 8192, 8192),
     (2, 16385, 5, 16385, 7),
     (2, 65536, 40, 30000, 30000),
     (1, 100000, 3, 100000, 0),
     (2, 2**18, 4, 2**18, 2**18),
+    (1, 300000, 20, 300000, 5),
     (1, 2**20, 3, 2**20, 0),
 ]
+MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
 
 
 @pytest.mark.parametrize("log2_size", range(convolution.SHORTEST, convolution.LONGEST + 1))
@@ -33,10 +37,58 @@ def test_plans_fit(log2_size):
     plan = convolution.plan_for(log2_size)
     assert 256 * math.prod(convolution.middle_radices(log2_size)) == plan.size
     assert plan.channels * plan.size // 16 % plan.threads == 0
-    assert plan.blocks * (plan.bytes(1) + 1024) <= 228 * 1024
+    assert plan.blocks * (plan.bytes(1) + 1024) <= MULTIPROCESSOR_BYTES
+    assert plan.bytes(2) + 1024 <= MULTIPROCESSOR_BYTES
     powers, twist = convolution.tables(log2_size, torch.device("cpu"))
     assert twist.shape == (plan.size // 16, 2)
     assert relative_error(powers[:, :2].norm(dim=1), torch.ones(len(powers))) < 1e-6
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8, 16])
+def test_columns_fit(parts):
+    for threads in (256, 512):
+        tile = long_convolution._Tile(threads, parts)
+        assert tile.threads // tile.parts % tile.along == 0
+        assert 1024 // threads * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
+    log2_size = 16 + parts.bit_length() - 1
+    inner, turns, powers = long_convolution._column_tables(log2_size, 12, torch.device("cpu"))
+    assert inner.shape == (parts, 1 if parts == 1 else 16, 2)
+    assert turns.shape == (1 if parts == 1 else 16, 4096, 2)
+    assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
+
+
+def test_the_mathematics_of_halves():
+    """split.cuh, in float64: two rings of N points are a convolution of up to 2 N entries."""
+    N, L = 8, 13
+    u, right, left = torch.randn(3, L, dtype=torch.float64)
+    x_u, x_kernel = torch.zeros(2, 4 * N, dtype=torch.float64)
+    x_u[:L], x_kernel[:L] = u, right
+    x_kernel[4 * N - L :] = -left.flip(0)
+    product = unfolded([a * b for a, b in zip(folded(x_u), folded(x_kernel), strict=True)])
+    y = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
+    assert relative_error(product[:L], y) < 1e-12
+
+
+def folded(x):
+    """Spectra modulo X^N = w_8^P for P = 1 and 3, of a real x modulo X^4N + 1."""
+    parts = x.view(4, -1).to(torch.complex128)
+    k, j = torch.arange(4), torch.arange(parts.shape[1])
+    halves = [(root(8, P * k)[:, None] * parts).sum(0) for P in (1, 3)]
+    twists = [root(8 * len(j), P * j) for P in (1, 3)]
+    return [torch.fft.fft(z * twist) for z, twist in zip(halves, twists, strict=True)]
+
+
+def unfolded(spectra):
+    j, k = torch.arange(len(spectra[0])), torch.arange(4)
+    x = 0
+    for P, spectrum in zip((1, 3), spectra, strict=True):
+        z = torch.fft.ifft(spectrum) / root(8 * len(j), P * j)
+        x = x + (z / root(8, P * k)[:, None]).real / 2
+    return x.flatten()
+
+
+def root(order, power):
+    return torch.exp(-2j * math.pi * power.to(torch.complex128) / order)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
@@ -50,7 +102,7 @@ def test_asked_for_without_a_gpu():
 
 def test_refused_on_a_cpu():
     u, kernel = torch.zeros(1, 500, 2), torch.zeros(2, 500)
-    for kernels in (convolution, long_convolution):
+    for kernels in (convolution, split_convolution, long_convolution):
         assert not kernels.supports(u, kernel, kernel)
 
 
@@ -70,7 +122,7 @@ class TestOnAGPU:
             assert torch.equal(have, again), "not deterministic"
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("length", [4000, 20000])
+    @pytest.mark.parametrize("length", [4000, 9001, 20000])
     def test_16_bit_inputs(self, dtype, length):
         kernels, arguments = made(2, length, 12, length, 3)
         u, dy, right, left = arguments
@@ -81,6 +133,28 @@ class TestOnAGPU:
             allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
             assert relative_error(have, want) < allowed
 
+    @pytest.mark.parametrize("length", [5001, 10001])
+    def test_rows_survive(self, length):
+        kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
+        rows_dy, rows_u = convolution.to_rows(dy, u)
+        before = rows_u[..., :length].clone()
+        rows_y = kernels.forward_rows(rows_u, length, right, left)
+        rows_du, *d_kernels = kernels.backward_rows(rows_dy, rows_u, length, right, left)
+        assert torch.equal(rows_u[..., :length], before)
+        have = [*(convolution.from_rows(x, length, u.dtype) for x in (rows_y, rows_du)), *d_kernels]
+        for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
+            assert torch.equal(one, other)
+
+    @pytest.mark.parametrize("length", [5001, 10001, 20000])
+    def test_nan_comes_through(self, length):
+        kernels, (u, dy, right, left) = made(2, length, 6, length, 0)
+        u[0, 3, 2] = dy[1, length - 1, 4] = math.nan
+        y, du, d_right, _ = results(kernels, u, dy, right, left)
+        for nan in (y[0, 3:, 2], du[1, :, 4], d_right[2], d_right[4]):
+            assert nan.isnan().all()
+        for number in (y[1], du[0], d_right[3]):
+            assert number.isfinite().all()
+
     def test_float64_is_refused(self):
         kernels, arguments = made(1, 500, 2, 500, 0)
         u, _, right, left = (x.double() for x in arguments)
@@ -90,11 +164,11 @@ class TestOnAGPU:
 
 
 def made(batch, length, channels, right, left):
-    kernels = convolution if length <= 2**convolution.LONGEST else long_convolution
     u, dy = torch.randn(2, batch, length, channels, device=DEVICE)
     right = torch.randn(channels, right, device=DEVICE)
     left = torch.randn(channels, left, device=DEVICE)
-    assert kernels.supports(u, right, left)
+    every = (convolution, split_convolution, long_convolution)
+    (kernels,) = (kernels for kernels in every if kernels.supports(u, right, left))
     return kernels, (u, dy, right, left)
 
 

@@ -145,3 +145,5 @@ def test_custom_ops_are_sound():
     torch.library.opcheck(torch.ops.dlrnn.vandermonde.default, (*arguments, 20))
     v = torch.randn(2, 20, dtype=torch.float64, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.dlrnn.vandermonde_adjoint.default, (v, log_lambda))
+    arguments = v.detach(), W.detach(), log_lambda.detach()
+    torch.library.opcheck(torch.ops.dlrnn.vandermonde_gradients.default, arguments)

@@ -194,14 +194,22 @@ class KernelMixer(nn.Module):
             if state is not None:
                 self._check_state(state, x.shape[0])
             y, state = self._read_chunk(u.to(self.D.dtype), state, lengths)
+            y = self._mix(y.to(x.dtype))
         else:
-            kernel = self.kernel(x.shape[1])
-            right, left = kernel[: self.d_model], kernel[self.d_model :]
-            y = ops.convolution(u, self._with_skip(right), left if self.bidirectional else None)
-        y = self._mix(y.to(x.dtype))
+            y = self._whole(u)
         if padding is not None:
             y = y.masked_fill(padding, 0)
         return (y, cast("KernelState", state)) if return_state else y
+
+    def _whole(self, u: Tensor) -> Tensor:
+        kernel = self.kernel(u.shape[1])
+        right = self._with_skip(kernel[: self.d_model])
+        left = kernel[self.d_model :] if self.bidirectional else None
+        drops = self.dropout_p > 0 and self.dropout.training
+        if type(self.out) is not nn.Linear or drops:
+            return self._mix(ops.convolution(u, right, left))
+        weight, bias = self.out.weight, self.out.bias
+        return ops.mix(u, right, left, weight, bias, activation=self.activation, glu=self.glu)
 
     def _mix(self, y: Tensor) -> Tensor:
         if self.out is None:

@@ -6,6 +6,7 @@ No modules, no configuration, no randomness. `reference` holds the slow definiti
 from dlrnn.ops.backends import backend_for, use_backend
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.convolution import convolution, fast_length
+from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.products import prod_modes
@@ -25,6 +26,7 @@ __all__ = [
     "conjugate",
     "convolution",
     "fast_length",
+    "mix",
     "online_start",
     "online_step",
     "pair_product",

@@ -1,15 +1,15 @@
 """The one place that chooses which implementation of an op runs.
 
 `torch` is there on every device; `fused`, our own kernels (ops/cuda, ops/triton), on a Hopper GPU
-or later with Triton, for the tensors that they support. A backend that is asked for and not there
-is an error, never exchanged in silence: ask with `use_backend("torch")`, or with the variable
-DLRNN_BACKEND before dlrnn is imported. Asking for `fused` leaves ops without such a kernel alone.
+with Triton (the convolutions also on later ones), for the tensors that they support. A backend that
+is asked for and not there is an error, never exchanged in silence: ask with `use_backend("torch")`,
+or with the variable DLRNN_BACKEND before dlrnn is imported. Asking for `fused` leaves ops without
+such a kernel alone.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -17,13 +17,15 @@ import torch
 BACKENDS: dict[str, tuple[str, ...]] = {
     "vandermonde": ("fused", "torch"),
     "vandermonde_adjoint": ("fused", "torch"),
-    "channel_vandermonde": ("torch",),
-    "channel_adjoint": ("torch",),
+    "channel_vandermonde": ("fused", "torch"),
+    "channel_adjoint": ("fused", "torch"),
     "convolution": ("fused", "torch"),
+    "mix": ("fused", "torch"),
     "step": ("torch",),
 }
 """For each op, the backends that implement it, best first."""
 
+_HAS_TRITON = find_spec("triton") is not None  # asked once, here: a compiled graph cannot ask
 _asked = [os.environ.get("DLRNN_BACKEND", "")]
 
 
@@ -48,7 +50,7 @@ def is_fused(op: str, *, supported: bool) -> bool:
     if backend == "fused" and why == "asked for" and not supported:
         raise ValueError(
             f"backend 'fused' was asked for, and its {op} does not take these tensors: it wants"
-            " fp32 on a Hopper GPU or later, and for a convolution lengths from 129 to 2^20"
+            " fp32 on a Hopper GPU, and for a convolution lengths from 129 to 2^20"
         )
     return backend == "fused" and supported
 
@@ -57,10 +59,9 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@cache
 def _fused_is_there() -> bool:
     """Asks for no device's properties: that would start CUDA in a process that may fork."""
-    return torch.cuda.is_available() and find_spec("triton") is not None
+    return _HAS_TRITON and torch.cuda.is_available()
 
 
 @contextmanager

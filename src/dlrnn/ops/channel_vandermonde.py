@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
+from dlrnn.ops.backends import is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
+from dlrnn.ops.cuda import channel_vandermonde as kernels
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.vandermonde import _fine_table, _matmul, _split, _workspace
 
@@ -64,7 +65,8 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 
 @torch.library.custom_op("dlrnn::channel_vandermonde", mutates_args=())
 def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-    backend_for("channel_vandermonde")
+    if _is_fused("channel_vandermonde", W, log_lambda):
+        return kernels.product(W, log_lambda, length)
     rows, channels, states, _ = W.shape
     split, blocks = _split(W, length)
     kernel = W.new_empty(rows, channels, blocks, split)
@@ -105,7 +107,8 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 
 @torch.library.custom_op("dlrnn::channel_adjoint", mutates_args=())
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
-    backend_for("channel_adjoint")
+    if _is_fused("channel_adjoint", v, log_lambda):
+        return kernels.adjoint(v, log_lambda)
     (rows, channels, length), states = v.shape, log_lambda.shape[1]
     split, blocks = _split(v, length)
     v = torch.nn.functional.pad(v, (0, blocks * split - length)).unflatten(2, (blocks, split))
@@ -156,11 +159,27 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
+@torch.library.custom_op("dlrnn::channel_gradients", mutates_args=())
+def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the product, where they need no derivatives of their own."""
+    if _is_fused("channel_adjoint", dK, log_lambda):
+        return kernels.gradients(dK, W, log_lambda)
+    moments, slope = _adjoint(torch.cat((dK, _times_position(dK))), log_lambda).chunk(2)
+    return conjugate(moments), _log_lambda_gradient(W, slope)
+
+
+@_gradients.register_fake
+def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
+
+
 def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
     W, log_lambda = ctx.saved_tensors
     grad = grad.contiguous()
     if not ctx.needs_input_grad[1]:
         return conjugate(_adjoint(grad, log_lambda)), None, None
+    if not torch.is_grad_enabled():
+        return *_gradients(grad, W, log_lambda), None
     both: Tensor = _adjoint(torch.cat((grad, _times_position(grad))), log_lambda)
     moments, slope = both.chunk(2)
     return conjugate(moments), _log_lambda_gradient(W, slope), None
@@ -181,6 +200,10 @@ _adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 
 
 # ---------------------------------------------------------------------------------- tables
+
+
+def _is_fused(op: str, values: Tensor, log_lambda: Tensor) -> bool:
+    return is_fused(op, supported=kernels.supports(values, log_lambda))
 
 
 def _table(log_lambda: Tensor, count: int, dtype: torch.dtype) -> Tensor:

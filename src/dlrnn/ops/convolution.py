@@ -30,8 +30,17 @@ def convolution(
     left: Float[Tensor, "H Kl"] | None = None,
 ) -> Float[Tensor, "B L H"]:
     """Convolve each channel of u with its kernel; `left` reads from right to left, if given."""
-    require_no_transform()
     left = right[:, :0] if left is None else left
+    check_kernels(u, right, left)
+    if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
+        return _direct(u, right)
+    y: Tensor = _convolution(u, right, left)
+    return y
+
+
+def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
+    """These kernels can be convolved with u."""
+    require_no_transform()
     for name, kernel in (("right", right), ("left", left)):
         require_dtype(f"the {name} kernel", kernel)
         if kernel.shape[-1] > u.shape[1]:
@@ -44,10 +53,6 @@ def convolution(
         u.device == right.device == left.device,
         f"u is on {u.device}, its kernel on {right.device}: move one of them",
     )
-    if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
-        return _direct(u, right)
-    y: Tensor = _convolution(u, right, left)
-    return y
 
 
 def fast_length(minimum: int) -> int:
@@ -148,11 +153,16 @@ def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
     """Our own kernels, if they are there and take these tensors."""
     if backend_for("convolution")[0] != "fused":
         return None
-    from dlrnn.ops.cuda import convolution, long_convolution
+    kernels = fitting_kernels(u, right, left)
+    return kernels if is_fused("convolution", supported=kernels is not None) else None
 
-    kernels = (convolution, long_convolution)
-    fitting = next((kernel for kernel in kernels if kernel.supports(u, right, left)), None)
-    return fitting if is_fused("convolution", supported=fitting is not None) else None
+
+def fitting_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
+    """Our own kernels that take these tensors, whatever the backend."""
+    from dlrnn.ops.cuda import convolution, long_convolution, split_convolution
+
+    kernels = (split_convolution, convolution, long_convolution)
+    return next((kernel for kernel in kernels if kernel.supports(u, right, left)), None)
 
 
 def _size(u: Tensor, right: Tensor, left: Tensor) -> int:

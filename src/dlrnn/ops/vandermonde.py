@@ -17,15 +17,15 @@ The imaginary part needs no code of its own: `Im(W P) = Re((-i W) P)`.
 
 import math
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for, is_fused
+from dlrnn.ops.backends import is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
+from dlrnn.ops.cuda import vandermonde as kernels
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
 
@@ -76,9 +76,8 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 
 @torch.library.custom_op("dlrnn::vandermonde", mutates_args=())
 def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-    if kernels := _fused("vandermonde", W, log_lambda):
-        result: Tensor = kernels.vandermonde(W, log_lambda, length)
-        return result
+    if _is_fused("vandermonde", W, log_lambda):
+        return kernels.vandermonde(W, log_lambda, length)
     rows, states, _ = W.shape
     split, blocks = _split(W, length)
     fine = _fine_table(log_lambda, split, W.dtype)  # [N 2, S]
@@ -105,9 +104,8 @@ def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
 
 @torch.library.custom_op("dlrnn::vandermonde_adjoint", mutates_args=())
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
-    if kernels := _fused("vandermonde_adjoint", v, log_lambda):
-        result: Tensor = kernels.adjoint(v, log_lambda)
-        return result
+    if _is_fused("vandermonde_adjoint", v, log_lambda):
+        return kernels.adjoint(v, log_lambda)
     (rows, length), states = v.shape, log_lambda.shape[0]
     split, blocks = _split(v, length)
     fine = _fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
@@ -152,8 +150,25 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
+@torch.library.custom_op("dlrnn::vandermonde_gradients", mutates_args=())
+def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the product, where they need no derivatives of their own."""
+    if _is_fused("vandermonde_adjoint", dK, log_lambda):
+        return kernels.gradients(dK, W, log_lambda)
+    moments, slope = _moments(dK, log_lambda, True)
+    assert slope is not None
+    return conjugate(moments), _log_lambda_gradient(W, slope)
+
+
+@_gradients.register_fake
+def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
+
+
 def _vandermonde_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
     W, log_lambda = ctx.saved_tensors
+    if ctx.needs_input_grad[1] and not torch.is_grad_enabled():
+        return *_gradients(grad.contiguous(), W, log_lambda), None
     moments, slope = _moments(grad.contiguous(), log_lambda, ctx.needs_input_grad[1])
     d_log_lambda = None if slope is None else _log_lambda_gradient(W, slope)
     return conjugate(moments), d_log_lambda, None
@@ -177,14 +192,8 @@ _adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 # ---------------------------------------------------------------------------------- tables
 
 
-def _fused(op: str, values: Tensor, log_lambda: Tensor) -> ModuleType | None:
-    """Our own kernels, if they are there and take these tensors."""
-    if backend_for(op)[0] != "fused":  # Triton may not be there
-        return None
-    from dlrnn.ops.triton import vandermonde
-
-    supported = vandermonde.supports(values, log_lambda)
-    return vandermonde if is_fused(op, supported=supported) else None
+def _is_fused(op: str, values: Tensor, log_lambda: Tensor) -> bool:
+    return is_fused(op, supported=kernels.supports(values, log_lambda))
 
 
 def _complex_dtype(real: torch.dtype) -> torch.dtype:

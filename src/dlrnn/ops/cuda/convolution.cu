@@ -1,4 +1,4 @@
-// Long convolution of rows, in place: read u, transform, multiply, transform back, write y.
+// Long convolution of rows: read u, transform, multiply, transform back, write y.
 //
 // A real signal x of 2 N entries modulo X^2N + 1 (a wrap-around changes the sign, and nothing wraps
 // around here) is the complex signal z_j = x_j - i x_(j+N) modulo X^N + i. With w_4N^j z_j in place
@@ -7,12 +7,12 @@
 //   kernels               z_j = right_j + i left_(N-1-j),     two-sided at no cost,
 //   y                     y_j = Re z_j,                       real out.
 // Spectra are [H, 16, N / 16]: output q of butterfly j0 of the last pass at [h, q, j0].
-
 //
 // A block keeps its channels and goes through the sequences of a group; while it computes, the next
 // rows come in. Blocks are few enough to be there all at once.
 
 extern __shared__ __align__(16) float2 shared[];
+static_assert(GROUPS == 1, "a thread keeps 16 points of the spectrum");
 
 constexpr int BOX_ROW = N + 32 / CHANNELS;  // a box of rows that come in: x_j of channel c
 constexpr int BOX = BOX_ROW * CHANNELS;
@@ -93,10 +93,10 @@ __device__ inline void write_signal(float* y, float2* work, const Rows& rows, in
 
 // ------------------------------------------------------------------------- kernels
 
-// x <- the convolution of x with the kernels of `spectrum`
+// y = the convolution of u with the kernels of `spectrum`; y may be u
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(float* x, const float2* spectrum, const float4* powers, const float2* twist, int B,
-             int L, int stride, int H, int groups) {
+    convolve(const float* u, float* y, const float2* spectrum, const float4* powers,
+             const float2* twist, int B, int L, int stride, int H, int groups) {
   Memory<1> memory;
   float2* work = memory.work(0);
   Rows rows = rows_of(blockIdx.x, H, stride);
@@ -104,19 +104,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   auto fetch = [&](int batch) {
     if (threadIdx.x || batch >= B) return;
     barrier_expect(memory.came, rows.bytes());
-    rows.fetch(memory.box(0), x, batch, memory.came);
+    rows.fetch(memory.box(0), u, batch, memory.came);
   };
   fetch(group);
   Tables tables = tables_at(memory.middle, powers, twist);
-  float2 kernel[GROUPS == 1 ? 16 : 1];  // in registers, if there are enough
-  auto kernel_at = [&](int j0, int c, int q) {
-    return streamed(spectrum + (long long)min(rows.first + c, H - 1) * N + j0 + q * FIRST);
-  };
-  if constexpr (GROUPS == 1)
-    each_group([&](int, int j0, int c) {
+  float2 kernel[16];
+  each_group([&](int, int j0, int c) {
+    const float2* from = spectrum + (long long)min(rows.first + c, H - 1) * N + j0;
 #pragma unroll
-      for (int q = 0; q < 16; ++q) kernel[q] = kernel_at(j0, c, q);
-    });
+    for (int q = 0; q < 16; ++q) kernel[q] = streamed(from + q * FIRST);
+  });
   for (int b = group; b < B; b += groups) {
     memory.wait();
     read_signal(work, memory.box(0), L, tables);
@@ -127,45 +124,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float2 v[16], product[16];
       last_pass(work, v, j0, c);
 #pragma unroll
-      for (int q = 0; q < 16; ++q)
-        product[q] = mul(v[slot<16>(q)], GROUPS == 1 ? kernel[GROUPS == 1 ? q : 0] : kernel_at(j0, c, q));
+      for (int q = 0; q < 16; ++q) product[q] = mul(v[slot<16>(q)], kernel[q]);
       last_pass_back(work, product, j0, c);
     });
     __syncthreads();
     middle_passes<true>({work}, tables);
-    write_signal(x, work, rows, b, L, tables);
+    write_signal(y, work, rows, b, L, tables);
   }
 }
 
-// The last pass of u; its spectrum stays in place, or goes to `scratch`.
-template <bool IN_PLACE>
-__device__ inline void keep_spectrum(float2* work, float2* scratch) {
-  each_group([&](int g, int j0, int c) {
+// The last pass of u; its spectrum stays in place.
+__device__ inline void keep_spectrum(float2* work) {
+  each_group([&](int, int j0, int c) {
     float2 v[16];
     last_pass(work, v, j0, c);
 #pragma unroll
-    for (int q = 0; q < 16; ++q) {
-      if (IN_PLACE) work[place(16 * j0 + q, c)] = v[slot<16>(q)];
-      else scratch[(g * 16 + q) * THREADS + threadIdx.x] = v[slot<16>(q)];
-    }
+    for (int q = 0; q < 16; ++q) work[place(16 * j0, c) + q * CHANNELS] = v[slot<16>(q)];
   });
 }
 
 // The last pass of dy; sum += DY conj(U); DY <- DY conj(K) and back.
-template <bool IN_PLACE>
-__device__ inline void correlate(float2* work, const float2* work_u, const float2* scratch,
-                                 const float2* kernels, float2 (&sum)[GROUPS][16]) {
-  each_group([&](int g, int j0, int c) {
+__device__ inline void correlate(float2* work, const float2* work_u, const float2* kernels,
+                                 float2 (&sum)[16]) {
+  each_group([&](int, int j0, int c) {
     float2 v[16], product[16];
     last_pass(work, v, j0, c);
-    const float2* kernel = kernels + c * N + j0;
+    const float2 *U = work_u + place(16 * j0, c), *kernel = kernels + c * N + j0;
 #pragma unroll
     for (int q = 0; q < 16; ++q) {
       float2 value = v[slot<16>(q)];
-      float2 other = IN_PLACE ? work_u[place(16 * j0 + q, c)]
-                              : scratch[(g * 16 + q) * THREADS + threadIdx.x];
-      sum[g][q] = add(sum[g][q], mul_conj(value, other));
-      product[q] = mul_conj(value, IN_PLACE ? kernel[q * FIRST] : streamed(kernel + q * FIRST));
+      sum[q] = add(sum[q], mul_conj(value, U[q * CHANNELS]));
+      product[q] = mul_conj(value, kernel[q * FIRST]);
     }
     last_pass_back(work, product, j0, c);
   });
@@ -173,72 +162,47 @@ __device__ inline void correlate(float2* work, const float2* work_u, const float
 
 // dy <- the correlation of dy with the kernels, and for each group of sequences the spectrum of
 // what it adds to the kernels' gradient: partial [groups, H, 16, N / 16] = sum conj(U) DY.
-// Where both fit, u and dy are transformed together, and the kernels' spectrum comes into their
-// boxes meanwhile; else one after the other, U waits in `scratch`, and CHANNELS is 1.
+// u and dy are transformed together, and the kernels' spectrum comes into their boxes meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve_backward(float* dy, const float* u, const float2* spectrum, float2* partial,
-                      float2* scratch, const float4* powers, const float2* twist, int B, int L,
-                      int stride, int H, int groups) {
-  constexpr int COUNT = 2 * (8 * WORK + 4 * BOX) + 16 * MIDDLE + 16 <= SHARED_BYTES ? 2 : 1;
-  static_assert(COUNT == 2 || CHANNELS == 1, "rows of one channel, or room for two signals");
-  Memory<COUNT> memory;
-  float2 *work = memory.work(0), *work_u = memory.work(COUNT - 1);
+                      const float4* powers, const float2* twist, int B, int L, int stride, int H,
+                      int groups) {
+  Memory<2> memory;
+  float2 *work = memory.work(0), *work_u = memory.work(1);
   Rows rows = rows_of(blockIdx.x, H, stride);
   int group = blockIdx.x / ((H + CHANNELS - 1) / CHANNELS);
-  scratch += (long long)blockIdx.x * CHANNELS * N;
   spectrum += (long long)rows.first * N;
   auto fetch = [&](int batch) {
     if (threadIdx.x || batch >= B) return;
     barrier_expect(memory.came, 2 * rows.bytes());
     rows.fetch(memory.box(0), dy, batch, memory.came);
-    rows.fetch(memory.box(COUNT - 1), u, batch, memory.came);
+    rows.fetch(memory.box(1), u, batch, memory.came);
   };
-  auto fetch_one = [&](const float* x, int batch) {
-    if (threadIdx.x || batch >= B) return;
-    barrier_expect(memory.came, rows.bytes());
-    rows.fetch(memory.box(0), x, batch, memory.came);
-  };
-  if (COUNT == 2) fetch(group);
-  else fetch_one(u, group);
+  fetch(group);
   Tables tables = tables_at(memory.middle, powers, twist);
-  float2 sum[GROUPS][16] = {};
+  float2 sum[16] = {};
   for (int b = group; b < B; b += groups) {
     memory.wait();
-    read_signal(work_u, memory.box(COUNT - 1), L, tables);
-    if constexpr (COUNT == 2) {
-      read_signal(work, memory.box(0), L, tables);
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        barrier_expect(memory.came, rows.count * N * 8);
-        copy_to_shared(memory.boxes, spectrum, rows.count * N * 8, memory.came);
-      }
-      middle_passes<false>({work, work_u}, tables);
-      keep_spectrum<true>(work_u, nullptr);
-      memory.wait();
-      correlate<true>(work, work_u, nullptr, reinterpret_cast<float2*>(memory.boxes), sum);
-      __syncthreads();
-      fetch(b + groups);
-    } else {
-      __syncthreads();
-      fetch_one(dy, b);
-      middle_passes<false>({work}, tables);
-      keep_spectrum<false>(work, scratch);
-      __syncthreads();
-      memory.wait();
-      read_signal(work, memory.box(0), L, tables);
-      __syncthreads();
-      fetch_one(u, b + groups);
-      middle_passes<false>({work}, tables);
-      correlate<false>(work, nullptr, scratch, spectrum, sum);
-      __syncthreads();
+    read_signal(work_u, memory.box(1), L, tables);
+    read_signal(work, memory.box(0), L, tables);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      barrier_expect(memory.came, rows.count * N * 8);
+      copy_to_shared(memory.boxes, spectrum, rows.count * N * 8, memory.came);
     }
+    middle_passes<false>({work, work_u}, tables);
+    keep_spectrum(work_u);
+    memory.wait();
+    correlate(work, work_u, reinterpret_cast<float2*>(memory.boxes), sum);
+    __syncthreads();
+    fetch(b + groups);
     middle_passes<true>({work}, tables);
     write_signal(dy, work, rows, b, L, tables);
   }
-  each_group([&](int g, int j0, int c) {
+  each_group([&](int, int j0, int c) {
     if (c >= rows.count) return;
     float2* to = partial + ((long long)group * H + rows.first + c) * N + j0;
 #pragma unroll
-    for (int q = 0; q < 16; ++q) to[q * FIRST] = sum[g][q];
+    for (int q = 0; q < 16; ++q) to[q * FIRST] = sum[q];
   });
 }

@@ -1,7 +1,7 @@
-"""Long convolution, forward and backward: rows in, one kernel in place, rows out.
+"""Long convolution, forward and backward: rows in, one kernel, rows out.
 
 The meaning is that of `ops.convolution`'s own functions; convolution.cu has the mathematics. Sizes
-are powers of two, N >= L: from 256 to 16384 points a whole transform fits into one block.
+are powers of two, N >= L: from 256 to 8192 points a whole transform fits into one block.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dlrnn.ops.cuda import nvrtc
 
-SHORTEST, LONGEST = 8, 14  # log2 N
-SHARED_BYTES = 232448  # what one block may have
+SHORTEST, LONGEST = 8, 13  # log2 N
 STORAGE = {torch.float32: (32, 0), torch.bfloat16: (16, 1), torch.float16: (16, 0)}
 
 
@@ -46,12 +45,11 @@ class Plan:
             ("CHANNELS", self.channels),
             ("THREADS", self.threads),
             ("BLOCKS", self.blocks),
-            ("SHARED_BYTES", SHARED_BYTES),
         )
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, lengths up to 16384."""
+    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, lengths up to 8192."""
     return (
         u.is_cuda
         and u.dtype in STORAGE
@@ -65,42 +63,59 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    batch, length, channels = u.shape
-    plan = plan_for(_log2_size(length))
-    spectrum = _kernel_spectrum(right, left, plan.log2_size)
-    (rows,) = _to_rows(u)
-    blocks, groups = _grid(plan, batch, channels, u.device)
-    load("convolution.cu", "convolve", plan, 1, u.device)(
-        *(blocks, plan.threads, rows, spectrum, *tables(plan.log2_size, u.device)),
-        *(batch, length, rows.shape[2], channels, groups),
-    )
-    return _from_rows(rows, u)
+    (rows,) = to_rows(u)
+    _convolve(rows, rows, u.shape[1], right, left)
+    return from_rows(rows, u.shape[1], u.dtype)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    batch, length, channels = u.shape
+    rows_dy, rows_u = to_rows(dy.to(u.dtype), u)
+    rows_du, d_right, d_left = backward_rows(rows_dy, rows_u, u.shape[1], right, left)
+    return from_rows(rows_du, u.shape[1], u.dtype), d_right, d_left
+
+
+def forward_rows(rows_u: Tensor, length: int, right: Tensor, left: Tensor) -> Tensor:
+    """`forward` of rows, fp32 [B, H, L or a little more]; `rows_u` stays as it is."""
+    rows_y = torch.empty_like(rows_u)
+    _convolve(rows_u, rows_y, length, right, left)
+    return rows_y
+
+
+def backward_rows(
+    rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`backward` of rows; `rows_dy` may be overwritten (here it becomes du), `rows_u` stays."""
+    batch, channels, stride = rows_u.shape
     plan = plan_for(_log2_size(length))
     spectrum = _kernel_spectrum(right, left, plan.log2_size)
-    rows, rows_u = _to_rows(dy.to(u.dtype), u)
-    blocks, groups = _grid(plan, batch, channels, u.device)
-    signals = 2 if plan.bytes(2) <= SHARED_BYTES else 1
-    points = blocks * plan.channels * plan.size if signals == 1 else 0
+    blocks, groups = _grid(plan, batch, channels, rows_u.device)
     partial = right.new_empty(groups, channels, plan.size, 2)
-    scratch = right.new_empty(points, 2)
-    load("convolution.cu", "convolve_backward", plan, signals, u.device)(
-        *(blocks, plan.threads, rows, rows_u, spectrum, partial, scratch),
-        *(*tables(plan.log2_size, u.device), batch, length, rows.shape[2], channels, groups),
+    load("convolution.cu", "convolve_backward", plan, 2, rows_u.device)(
+        *(blocks, plan.threads, rows_dy, rows_u, spectrum, partial),
+        *(*tables(plan.log2_size, rows_u.device), batch, length, stride, channels, groups),
     )
-    return _from_rows(rows, u), *_kernel_gradient(partial, right, left, plan.log2_size)
+    return rows_dy, *_kernel_gradient(partial, right, left, plan.log2_size)
+
+
+def _convolve(rows_u: Tensor, rows_y: Tensor, length: int, right: Tensor, left: Tensor) -> None:
+    """`rows_y` may be `rows_u`."""
+    batch, channels, stride = rows_u.shape
+    plan = plan_for(_log2_size(length))
+    spectrum = _kernel_spectrum(right, left, plan.log2_size)
+    blocks, groups = _grid(plan, batch, channels, rows_u.device)
+    load("convolution.cu", "convolve", plan, 1, rows_u.device)(
+        *(blocks, plan.threads, rows_u, rows_y, spectrum, *tables(plan.log2_size, rows_u.device)),
+        *(batch, length, stride, channels, groups),
+    )
 
 
 def plan_for(log2_size: int) -> Plan:
-    """16 points a thread (32 for the longest), 512 threads a multiprocessor in blocks of 128 or
-    more: every thread has 128 registers, for the kernel or the sum over the batch.
+    """16 points a thread, 512 threads a multiprocessor in blocks of 128 or more: every thread has
+    128 registers, for the kernel or the sum over the batch.
     """
     channels = 2 ** max(0, 11 - log2_size)
-    threads = min(512, channels * 2**log2_size // 16)
+    threads = channels * 2**log2_size // 16
     return Plan(log2_size, channels, threads, blocks=512 // threads)
 
 
@@ -114,29 +129,34 @@ def _grid(plan: Plan, batch: int, channels: int, device: torch.device) -> tuple[
 # ---------------------------------------------------------------------------------- layout
 
 
-def _to_rows(*tensors: Tensor) -> list[Tensor]:
+def to_rows(*tensors: Tensor) -> list[Tensor]:
     """[B, L, H] -> fp32 [B, H, L or a little more], of one tensor or two in one launch."""
     batch, length, channels = tensors[0].shape
-    stride = -(-length // 4) * 4
     tensors = tuple(x.contiguous() for x in tensors)
-    shape, device = (batch, channels, stride), tensors[0].device
+    shape, device = (batch, channels, row_stride(length)), tensors[0].device
     rows = [torch.empty(shape, dtype=torch.float32, device=device) for _ in tensors]
     blocks = batch * -(-length // 128) * -(-channels // 32)
-    _load_layout("to_rows", tensors[0])(
+    _load_layout("to_rows", tensors[0].dtype, device)(
         *(blocks * len(tensors), 256, tensors[0], tensors[-1], rows[0], rows[-1]),
-        *(length, channels, stride, _aligned(*tensors), blocks),
+        *(length, channels, shape[2], _aligned(*tensors), blocks),
     )
     return rows
 
 
-def _from_rows(rows: Tensor, like: Tensor) -> Tensor:
-    batch, length, channels = like.shape
-    y = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+def from_rows(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """The first `length` entries of rows [B, H, .] -> [B, L, H] in `dtype`."""
+    batch, channels, stride = rows.shape
+    y = torch.empty((batch, length, channels), dtype=dtype, device=rows.device)
     blocks = batch * -(-length // 128) * -(-channels // 32)
-    _load_layout("from_rows", like)(
-        *(blocks, 256, rows, y, length, channels, rows.shape[2], _aligned(y))
+    _load_layout("from_rows", dtype, rows.device)(
+        *(blocks, 256, rows, y, length, channels, stride, _aligned(y))
     )
     return y
+
+
+def row_stride(length: int) -> int:
+    """A row begins at an address that a vector may have."""
+    return -(-length // 4) * 4
 
 
 def _aligned(*tensors: Tensor) -> int:
@@ -144,10 +164,10 @@ def _aligned(*tensors: Tensor) -> int:
     return int(all(x.shape[2] % 4 == 0 and x.data_ptr() % 16 == 0 for x in tensors))
 
 
-def _load_layout(name: str, like: Tensor) -> nvrtc.Kernel:
-    bits, is_bf16 = STORAGE[like.dtype]
+def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.Kernel:
+    bits, is_bf16 = STORAGE[dtype]
     defines = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16), ("THREADS", 256)
-    return nvrtc.load(("device.cuh", "layout.cu"), name, defines, 0, like.device.index)
+    return nvrtc.load(("device.cuh", "layout.cu"), name, defines, 0, device.index)
 
 
 # ---------------------------------------------------------------------------------- kernels

@@ -37,6 +37,11 @@ __device__ inline float2 streamed(const float2* from) {
   return v;
 }
 
+// Waits for `threads` threads, a multiple of 32, that share a number from 1 to 15.
+__device__ inline void team_barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // ------------------------------------------------------------------------- copies
 
 typedef unsigned long long Barrier;  // in shared memory: counts the bytes that have come
@@ -60,6 +65,10 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
                  "selp.b32 %0, 1, 0, p;\n\t}"
                  : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
   } while (!done);
+}
+// What this thread has done in shared memory is done before a copy into it, after the next barrier.
+__device__ inline void before_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // Addresses and bytes are multiples of 16.
 __device__ inline void copy_to_shared(void* to, const void* from, int bytes, Barrier* barrier) {

@@ -13,6 +13,17 @@ constexpr int GROUPS = CHANNELS * FIRST / THREADS;  // of them for one thread
 constexpr int WORK = (N + N / 16) * CHANNELS;  // complex numbers of shared memory
 static_assert(GROUPS * THREADS == CHANNELS * FIRST, "threads share the butterflies evenly");
 
+// THREADS threads are a team, and transform together; a block may have several.
+#ifndef TEAMS
+#define TEAMS 1
+#endif
+__device__ inline int team() { return TEAMS == 1 ? 0 : threadIdx.x / THREADS; }
+__device__ inline int member() { return TEAMS == 1 ? threadIdx.x : threadIdx.x % THREADS; }
+__device__ inline void team_barrier() {
+  if constexpr (TEAMS == 1) __syncthreads();
+  else team_barrier(1 + team(), THREADS);
+}
+
 // ------------------------------------------------------------------------- passes
 
 // Where point j of channel c lies.
@@ -85,7 +96,7 @@ template <class Body>
 __device__ inline void each_group(Body body) {
 #pragma unroll
   for (int group = 0; group < GROUPS; ++group) {
-    int butterfly = threadIdx.x + group * THREADS;
+    int butterfly = member() + group * THREADS;
     body(group, butterfly / CHANNELS, butterfly % CHANNELS);
   }
 }
@@ -103,6 +114,12 @@ struct Tables {
   const float2* twist;
 
   __device__ Turns turns(int j0) const { return {__ldg(powers + j0), __ldg(twist + j0)}; }
+  // The same, but not known to be: for a `step` of a loop below 2^30. Else the compiler keeps what it
+  // has computed from the tables, for the next step and for the way back, in more registers than are.
+  __device__ Tables again(int step) const {
+    int zero = step >> 30;
+    return {powers + zero, middle + zero, twist + zero};
+  }
 };
 
 __device__ inline Tables tables_at(float4* middle, const float4* powers, const float2* twist) {
@@ -120,7 +137,7 @@ __device__ inline void middle_passes(float2* const (&works)[COUNT], const Tables
         each_group([&](int, int j0, int c) {
           middle_pass<RADIX_A, STRIDE_A, INVERSE>(works[k], tables.middle, j0, c);
         });
-      __syncthreads();
+      team_barrier();
     }
   };
   auto pass_b = [&] {
@@ -130,7 +147,7 @@ __device__ inline void middle_passes(float2* const (&works)[COUNT], const Tables
         each_group([&](int, int j0, int c) {
           middle_pass<RADIX_B, STRIDE_B, INVERSE>(works[k], tables.middle + STRIDE_A, j0, c);
         });
-      __syncthreads();
+      team_barrier();
     }
   };
   if constexpr (INVERSE) pass_b(), pass_a();

@@ -46,13 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   Tables tables = tables_at(middle, powers, twist);
   int h0 = blockIdx.x * CHANNELS;
   each_group([&](int, int j0, int c) {
-    float2 v[16];
+    float2 v[16] = {};
+    const float2* from = partial + (long long)min(h0 + c, H - 1) * N + j0;
+    for (int group = 0; group < groups; ++group, from += (long long)H * N)
 #pragma unroll
-    for (int q = 0; q < 16; ++q) {
-      v[q] = {0.f, 0.f};
-      const float2* from = partial + (long long)min(h0 + c, H - 1) * N + q * FIRST + j0;
-      for (int group = 0; group < groups; ++group) v[q] = add(v[q], streamed(from + (long long)group * H * N));
-    }
+      for (int q = 0; q < 16; ++q) v[q] = add(v[q], streamed(from + q * FIRST));
     last_pass_back(shared, v, j0, c);
   });
   __syncthreads();

@@ -1,21 +1,21 @@
 """Convolution of sequences beyond 16384 positions: columns, rows, columns (columns.cu, rows.cu).
 
-N = 16 S or 256 S points, N >= L, with rows of S = 512 to 4096 points. The complex rows take twice
-the memory of the inputs; sequences are done a few at a time, so that they stay below a bound.
+N = C S points, N >= L, in C = 16 to 256 rows of S = 2048 or 4096 points. The complex rows take
+twice the memory of the inputs; sequences are done a few at a time, so that they stay below a bound.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from dlrnn.ops.cuda import nvrtc
-from dlrnn.ops.cuda.convolution import STORAGE, Plan, load, roots, tables
+from dlrnn.ops.cuda.convolution import STORAGE, Plan, middle_radices, roots, tables
 
 SHORTEST, LONGEST = 15, 20  # log2 N
 WORKSPACE = 2**28  # complex points at a time: 2 GiB
-COLUMN_BYTES = 8 * 16 * 32 * 17
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
@@ -71,14 +71,14 @@ class _Sizes:
         self.batch, self.length, self.channels = u.shape
         self.device = u.device
         self.log2_size = max(SHORTEST, (self.length - 1).bit_length())
-        self.size = 2**self.log2_size
-        self.twice = self.log2_size > 16  # two passes over columns
-        self.log2_inner = self.log2_size - (8 if self.twice else 4)
-        self.inner = 2**self.log2_inner
+        self.size: int = 2**self.log2_size
+        self.log2_inner = min(12, self.log2_size - 4)
+        self.inner: int = 2**self.log2_inner
         self.rows = self.channels * self.size // self.inner
         self.threads = self.inner // 16
         self.inner_tables = tables(self.log2_inner, u.device)
-        self.column_tables = _column_tables(self.log2_size, u.device)
+        self.column_parts = self.size // self.inner // 16
+        self.column_tables = _column_tables(self.log2_size, self.log2_inner, u.device)
 
     def parts(self) -> Iterator[slice]:
         """Sequences that are done at a time."""
@@ -90,42 +90,54 @@ class _Sizes:
 def _columns_in(u: Tensor, size: _Sizes) -> Tensor:
     shape = u.shape[0], size.rows, size.inner, 2
     Z = torch.empty(shape, dtype=torch.float32, device=u.device)
-    powers, twist = size.column_tables
-    stride = size.size // 16
-    blocks = u.shape[0] * -(-size.channels // 32) * (stride // 16)
-    _columns("columns_in", COLUMN_BYTES, 512, u)(
-        *(blocks, 512, u, Z, powers, twist, size.length, size.channels, stride)
+    tile = _Tile(512, size.column_parts)
+    _columns("columns_in", tile, u)(
+        *(u.shape[0] * tile.count(size), tile.threads, u, Z, *size.column_tables),
+        *(size.length, size.channels, size.inner),
     )
-    _between("split_rows", Z, u.shape[0] * size.channels * 16, size)
     return Z
 
 
 def _columns_out(Z: Tensor, y: Tensor, size: _Sizes) -> None:
-    _between("join_rows", Z, y.shape[0] * size.channels * 16, size)
-    powers, twist = size.column_tables
-    stride = size.size // 16
-    blocks = y.shape[0] * -(-size.channels // 32) * (stride // 16)
-    _columns("columns_out", COLUMN_BYTES, 512, y)(
-        *(blocks, 512, Z, y, powers, twist, size.length, size.channels, stride)
+    tile = _Tile(256 if size.column_parts == 1 else 512, size.column_parts)
+    _columns("columns_out", tile, y)(
+        *(y.shape[0] * tile.count(size), tile.threads, Z, y, *size.column_tables),
+        *(size.length, size.channels, size.inner),
     )
 
 
-def _between(name: str, Z: Tensor, rows: int, size: _Sizes) -> None:
-    """The second pass over columns, of rows of N / 16 points."""
-    if size.twice:
-        powers, _ = _column_tables(size.log2_size - 4, Z.device)
-        _columns(name, 0, 256, Z)(rows * (size.inner // 256), 256, Z, powers, size.inner)
+@dataclass(frozen=True)
+class _Tile:
+    """What a block of columns.cu takes: 16 points a thread."""
+
+    threads: int
+    parts: int
+
+    @property
+    def along(self) -> int:
+        """Points i."""
+        return 16 if self.parts <= 2 else 8 if self.parts <= 8 else 4
+
+    def count(self, size: _Sizes) -> int:
+        """Tiles of one sequence."""
+        channels = self.threads // self.parts // self.along
+        return -(-size.channels // channels) * (size.inner // self.along)
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory, with a point of padding."""
+        return 8 * 16 * self.threads * (self.along + 1) // self.along
 
 
 def _kernel_spectrum(right: Tensor, left: Tensor, size: _Sizes) -> Tensor:
     right, left = right.contiguous(), left.contiguous()
     Z = right.new_empty(size.rows, size.inner, 2)
-    stride = size.size // 16
-    _columns("kernel_columns_in", 0, 256, right)(
-        *(size.channels * (stride // 256), 256, right, left, Z, *size.column_tables),
-        *(right.shape[1], left.shape[1], stride),
+    tile = _Tile(512, size.column_parts)
+    blocks = size.rows // 16 * size.inner // tile.threads
+    _columns("kernel_columns_in", tile, right)(
+        *(blocks, tile.threads, right, left, Z, *size.column_tables),
+        *(right.shape[1], left.shape[1], size.inner),
     )
-    _between("split_rows", Z, size.channels * 16, size)
     spectrum = torch.empty_like(Z)
     _rows("transform_rows", 1, size)(
         *(size.rows, size.threads, Z, spectrum, *size.inner_tables, size.size)
@@ -141,32 +153,43 @@ def _kernel_gradient(
         *(size.rows, size.threads, partial, Z, *size.inner_tables),
         *(size.size, partial.shape[0], size.rows),
     )
-    _between("join_rows", Z, size.channels * 16, size)
     d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    stride = size.size // 16
-    _columns("kernel_columns_out", 0, 256, right)(
-        *(size.channels * (stride // 256), 256, Z, d_right, d_left, *size.column_tables),
-        *(right.shape[1], left.shape[1], stride),
+    tile = _Tile(512, size.column_parts)
+    blocks = size.rows // 16 * size.inner // tile.threads
+    _columns("kernel_columns_out", tile, right)(
+        *(blocks, tile.threads, Z, d_right, d_left, *size.column_tables),
+        *(right.shape[1], left.shape[1], size.inner),
     )
     return d_right, d_left
 
 
 def _rows(name: str, signals: int, size: _Sizes) -> nvrtc.Kernel:
+    """With shared memory for the transforms of so many signals, and a row that comes in."""
     plan = Plan(size.log2_inner, channels=1, threads=size.threads, blocks=512 // size.threads)
-    return load("rows.cu", name, plan, signals, size.device)
+    points = signals * (plan.size + plan.size // 16) + plan.size
+    powers = plan.size // 16 // middle_radices(plan.log2_size)[0] + 16
+    files = ("device.cuh", "butterflies.cuh", "fft.cuh", "rows.cu")
+    return nvrtc.load(files, name, plan.defines, 8 * points + 16 * powers + 16, size.device.index)
 
 
-def _columns(name: str, shared_bytes: int, threads: int, like: Tensor) -> nvrtc.Kernel:
+def _columns(name: str, tile: _Tile, like: Tensor) -> nvrtc.Kernel:
     bits, is_bf16 = STORAGE[like.dtype]
-    defines = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16), ("THREADS", threads)
+    storage = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16)
+    defines = (*storage, ("THREADS", tile.threads), ("PARTS", tile.parts))
     files = ("device.cuh", "butterflies.cuh", "columns.cu")
-    return nvrtc.load(files, name, defines, shared_bytes, like.device.index)
+    return nvrtc.load(files, name, defines, tile.bytes, like.device.index)
 
 
 @cache
-def _column_tables(log2_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`(w_N^i, w_N^4i)` and `w_4N^i`, i < N / 16, `w_N = exp(-2 pi i / N)`; made in float64."""
-    size = 2**log2_size
-    i = torch.arange(size // 16, dtype=torch.float64)
-    powers = torch.cat((roots(i / size), roots(4 * i / size)), dim=1)
-    return powers.float().to(device), roots(i / (4 * size)).float().to(device)
+def _column_tables(
+    log2_size: int, log2_inner: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`inner`, `turns` and `powers` of columns.cu; made in float64."""
+    size, rows = 2**log2_size, 2 ** (log2_size - log2_inner)
+    i = torch.arange(2**log2_inner, dtype=torch.float64) / size
+    m = torch.arange(rows // 16, dtype=torch.float64) / rows
+    p = torch.arange(16 if rows > 16 else 1) + 0.25
+    powers = i if rows == 16 else 16 * i
+    pairs = torch.cat((roots(powers), roots(4 * powers)), dim=1)
+    inner, turns = roots(torch.outer(m, p)), roots(torch.outer(p, i))
+    return inner.float().to(device), turns.float().to(device), pairs.float().to(device)

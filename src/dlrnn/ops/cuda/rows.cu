@@ -1,8 +1,37 @@
 // Products of complex rows of N points, [B, R, N], with spectra [R, 16, N / 16]: the inner part of a
-// long convolution (columns.cu). One row a block, for all sequences of a batch.
+// long convolution (columns.cu). One row a block, for all sequences of a batch; the next row comes in
+// while this one is transformed.
 
-extern __shared__ float2 shared[];
+extern __shared__ __align__(16) float2 shared[];
 static_assert(CHANNELS == 1 && GROUPS == 1, "a row is a block");
+
+// Shared memory: transforms, a box for the row that comes in, tables, a barrier.
+template <int WORKS>
+struct Memory {
+  float2* box;
+  float4* middle;
+  Barrier* came;
+  int parity;
+
+  __device__ Memory() {
+    box = shared + WORKS * WORK;
+    middle = reinterpret_cast<float4*>(box + N);
+    came = reinterpret_cast<Barrier*>(middle + MIDDLE);
+    parity = 0;
+    if (threadIdx.x == 0) barrier_start(came);
+    __syncthreads();
+  }
+  __device__ void fetch(const float2* row) {  // once nobody reads the box any more
+    if (threadIdx.x) return;
+    barrier_expect(came, N * 8);
+    copy_to_shared(box, row, N * 8, came);
+  }
+  __device__ const float2* wait() {
+    barrier_wait(came, parity);
+    parity ^= 1;
+    return box;
+  }
+};
 
 __device__ inline float4* middle_at(int works) {
   return reinterpret_cast<float4*>(shared + works * WORK);
@@ -12,7 +41,7 @@ __device__ inline void read_row(float2* work, const float2* row, const Tables& t
   float2 v[16];
   int j0 = threadIdx.x;
 #pragma unroll
-  for (int r = 0; r < 16; ++r) v[r] = streamed(row + j0 + r * FIRST);
+  for (int r = 0; r < 16; ++r) v[r] = row[j0 + r * FIRST];
   first_pass<false>(work, v, tables.turns(j0), j0, 0);
 }
 
@@ -28,16 +57,19 @@ __device__ inline void write_row(float2* row, const float2* work, const Tables& 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     multiply_rows(float2* Z, const float2* spectrum, const float4* powers, const float2* twist,
                   int B, int R) {
-  Tables tables = tables_at(middle_at(1), powers, twist);
+  Memory<1> memory;
+  auto row = [&](int b) { return Z + ((long long)b * R + blockIdx.x) * N; };
+  memory.fetch(row(0));
+  Tables tables = tables_at(memory.middle, powers, twist);
   int j0 = threadIdx.x;
   float2 kernel[16];
 #pragma unroll
   for (int q = 0; q < 16; ++q)
     kernel[q] = streamed(spectrum + (long long)blockIdx.x * N + q * FIRST + j0);
   for (int b = 0; b < B; ++b) {
-    float2* row = Z + ((long long)b * R + blockIdx.x) * N;
-    read_row(shared, row, tables);
+    read_row(shared, memory.wait(), tables);
     __syncthreads();
+    if (b + 1 < B) memory.fetch(row(b + 1));
     middle_passes<false>({shared}, tables);
     float2 v[16], product[16];
     last_pass(shared, v, j0, 0);
@@ -46,40 +78,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     last_pass_back(shared, product, j0, 0);
     __syncthreads();
     middle_passes<true>({shared}, tables);
-    write_row(row, shared, tables);
+    write_row(row(b), shared, tables);
   }
 }
 
 // Z_dy <- Z_dy conj(spectrum), and partial [R, 16, N / 16] = sum_b conj(U) DY
+// dy comes into the box, u to where it is transformed, both while the rows before go back; the
+// spectrum comes into the box in between.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     correlate_rows(float2* Z_dy, const float2* Z_u, const float2* spectrum, float2* partial,
                    const float4* powers, const float2* twist, int B, int R) {
-  Tables tables = tables_at(middle_at(2), powers, twist);
+  Memory<2> memory;
   float2 *work = shared, *work_u = shared + WORK;
   int j0 = threadIdx.x;
-  const float2* kernel = spectrum + (long long)blockIdx.x * N + j0;
+  auto start = [&](int b) { return ((long long)b * R + blockIdx.x) * N; };
+  auto fetch = [&](int b) {
+    if (threadIdx.x || b >= B) return;
+    barrier_expect(memory.came, 2 * N * 8);
+    copy_to_shared(work_u, Z_u + start(b), N * 8, memory.came);
+    copy_to_shared(memory.box, Z_dy + start(b), N * 8, memory.came);
+  };
+  fetch(0);
+  Tables tables = tables_at(memory.middle, powers, twist);
+  float2* U = work_u + place(16 * j0, 0);
   float2 sum[16] = {};
   for (int b = 0; b < B; ++b) {
-    long long start = ((long long)b * R + blockIdx.x) * N;
-    read_row(work, Z_dy + start, tables);
-    read_row(work_u, Z_u + start, tables);
-    __syncthreads();
-    middle_passes<false>({work, work_u}, tables);
     float2 v[16], product[16];
+    memory.wait();
+#pragma unroll
+    for (int r = 0; r < 16; ++r) v[r] = work_u[j0 + r * FIRST];
+    __syncthreads();
+    first_pass<false>(work_u, v, tables.turns(j0), j0, 0);
+    read_row(work, memory.box, tables);
+    __syncthreads();
+    memory.fetch(spectrum + (long long)blockIdx.x * N);
+    middle_passes<false>({work, work_u}, tables);
     last_pass(work_u, v, j0, 0);
 #pragma unroll
-    for (int q = 0; q < 16; ++q) work_u[place(16 * j0 + q, 0)] = v[slot<16>(q)];
+    for (int q = 0; q < 16; ++q) U[q] = v[slot<16>(q)];
     last_pass(work, v, j0, 0);
+    const float2* kernel = memory.wait() + j0;
 #pragma unroll
     for (int q = 0; q < 16; ++q) {
       float2 value = v[slot<16>(q)];
-      sum[q] = add(sum[q], mul_conj(value, work_u[place(16 * j0 + q, 0)]));
-      product[q] = mul_conj(value, streamed(kernel + q * FIRST));
+      sum[q] = add(sum[q], mul_conj(value, U[q]));
+      product[q] = mul_conj(value, kernel[q * FIRST]);
     }
     last_pass_back(work, product, j0, 0);
+    before_copies();
     __syncthreads();
+    fetch(b + 1);
     middle_passes<true>({work}, tables);
-    write_row(Z_dy + start, work, tables);
+    write_row(Z_dy + start(b), work, tables);
   }
 #pragma unroll
   for (int q = 0; q < 16; ++q) partial[(long long)blockIdx.x * N + q * FIRST + j0] = sum[q];
@@ -110,15 +160,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         int points, int parts, int R) {
   Tables tables = tables_at(middle_at(1), powers, twist);
   int j0 = threadIdx.x;
-  float2 v[16];
+  float2 v[16] = {};
   float scale = 1.f / points;
+  for (int part = 0; part < parts; ++part)
 #pragma unroll
-  for (int q = 0; q < 16; ++q) {
-    v[q] = {0.f, 0.f};
-    for (int part = 0; part < parts; ++part)
-      v[q] = add(v[q], partial[((long long)part * R + blockIdx.x) * N + q * FIRST + j0]);
-    v[q] = {scale * v[q].x, scale * v[q].y};
-  }
+    for (int q = 0; q < 16; ++q)
+      v[q] = add(v[q], streamed(partial + ((long long)part * R + blockIdx.x) * N + q * FIRST + j0));
+#pragma unroll
+  for (int q = 0; q < 16; ++q) v[q] = {scale * v[q].x, scale * v[q].y};
   last_pass_back(shared, v, j0, 0);
   __syncthreads();
   middle_passes<true>({shared}, tables);

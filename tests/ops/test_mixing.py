@@ -1,0 +1,298 @@
+"""`ops.mix`: the composition, whatever runs it; its kernels in the interpreter and on a GPU."""
+
+import sys
+
+import pytest
+import torch
+from support import DEVICE, assert_close, relative_error, run_python
+from torch.nn import functional as F
+
+from dlrnn import ops
+
+mixing = sys.modules["dlrnn.ops.mixing"]
+
+INTERPRETED = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from torch.nn import functional as F
+from triton.runtime import interpreter
+from dlrnn.ops.triton import mixing as kernels
+
+patch = interpreter._patch_lang_tensor
+def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+interpreter._patch_lang_tensor = patched
+
+def error(have, want):
+    return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
+
+torch.manual_seed(0)
+for batch, length, channels, columns, activation, in_rows in [
+    (1, 1, 16, 16, "gelu", True), (2, 129, 48, 48, "gelu", False), (3, 65, 32, 16, "gelu", True),
+    (2, 70, 16, 32, "identity", True), (1, 70, 128, 128, "gelu", True),
+    (1, 5, 16, 272, "gelu", True), (1, 5, 144, 16, "gelu", False),
+]:
+    size = 10.0 ** torch.linspace(-4, 4, length)[None, :, None]  # every position has its own scale
+    y = torch.randn(batch, length, channels) * size
+    dout = torch.randn(batch, length, columns) / size
+    y[0, 0], dout[0, -1] = 1e-30, 0
+    weight, bias = torch.randn(columns, channels) / channels, torch.randn(columns)
+    exact = [x.double().requires_grad_() for x in (y, weight, bias)]
+    z = F.gelu(exact[0]) if activation == "gelu" else exact[0]
+    want = F.linear(z, *exact[1:])
+    wanted = torch.autograd.grad(want, exact, dout.double())
+    if in_rows:  # what lies beyond the length is not read
+        rows = torch.full((batch, channels, -(-length // 4) * 4), float("nan"))
+        rows[..., :length] = y.transpose(1, 2)
+        y = rows
+    out = kernels.forward(y, length, weight, bias, activation, in_rows=in_rows)
+    dy, d_weight, d_bias = kernels.backward(dout, y, weight, activation, in_rows=in_rows)
+    if in_rows:
+        dy = dy[..., :length].transpose(1, 2)
+    for have, exactly in zip((out, dy, d_weight, d_bias), (want, *wanted)):
+        assert have.shape == exactly.shape
+        assert error(have, exactly) < 4e-7, (length, channels, error(have, exactly))
+
+y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
+y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
+out = kernels.forward(y, 70, weight, bias, "gelu", in_rows=False)
+assert out.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 66]
+out[0, 7, 1] = float("nan")
+dy, d_weight, d_bias = kernels.backward(out, torch.randn(1, 70, 16), weight, "gelu", in_rows=False)
+assert dy.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 7, 66]
+assert d_weight.isnan().all() and d_bias.isnan().all()
+print("right")
+"""
+
+
+def made(batch, length, channels, columns, right, left, dtype=torch.float64, device="cpu"):
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = (batch, length, channels), (channels, right), (channels, left), (columns, channels)
+    tensors = [
+        torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        for shape in (*shapes, (columns,))
+    ]
+    tensors[3] /= channels**0.5
+    return [x.requires_grad_() for x in tensors]
+
+
+def composed(u, right, left, weight, bias, activation, glu=False):
+    y = ops.convolution(u, right, left)
+    y = y if activation == "identity" else getattr(F, activation)(y)
+    y = F.linear(y, weight, bias)
+    return F.glu(y, dim=-1) if glu else y
+
+
+def of_ops(u, right, left, weight, bias, activation):
+    """What `mix` does on a GPU."""
+    y, rows_u = mixing._convolve(u, right, left)
+    return mixing._ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
+
+
+@pytest.fixture(params=["channel-last", "rows"])
+def layout(request, monkeypatch):
+    """The way through rows, with plain PyTorch for the kernels."""
+    if request.param == "channel-last":
+        return
+    sequences = mixing._as_sequences
+
+    def rows_of(x):
+        return F.pad(x.transpose(1, 2), (0, -x.shape[1] % 4), value=float("nan")).clone()
+
+    class Rows:
+        @staticmethod
+        def forward_rows(rows_u, length, right, left):
+            return rows_of(mixing._convolution(sequences(rows_u, length), right, left))
+
+        @staticmethod
+        def backward_rows(rows_dy, rows_u, length, right, left):
+            dy, u = sequences(rows_dy, length), sequences(rows_u, length)
+            du, d_right, d_left = mixing._backward(dy, u, right, left)
+            rows_dy.fill_(float("nan"))
+            return rows_of(du), d_right, d_left
+
+    class Ends:
+        @staticmethod
+        def forward(y, length, weight, bias, activation, *, in_rows):
+            return F.linear(mixing._activated(sequences(y, length), activation), weight, bias)
+
+        @staticmethod
+        def backward(dout, y, weight, activation, *, in_rows):
+            y = sequences(y, dout.shape[1])
+            dy, *others = mixing._plain_backward(dout, y, weight, activation)
+            return rows_of(dy), *others
+
+    for name, value in {
+        "_row_kernels": lambda *_: Rows,
+        "fitting_kernels": lambda *_: Rows,
+        "_end_kernels": lambda *_: Ends,
+        "to_rows": lambda u: [rows_of(u)],
+        "from_rows": lambda x, length, _: sequences(x, length).contiguous(),
+    }.items():
+        monkeypatch.setattr(mixing, name, value)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "identity", "relu", "silu"])
+@pytest.mark.parametrize("glu", [False, True])
+def test_is_the_composition(activation, glu):
+    inputs = made(2, 7, 4, 8 if glu else 4, 7, 3)
+    have = ops.mix(*inputs, activation=activation, glu=glu)
+    assert torch.equal(have, composed(*inputs, activation, glu))
+    u, right, _, weight, bias = inputs
+    assert torch.equal(
+        ops.mix(u, right, None, weight, bias), composed(u, right, None, weight, bias, "gelu")
+    )
+
+
+@pytest.mark.parametrize("activation", ["gelu", "identity"])
+@pytest.mark.parametrize("size", [(2, 7, 4, 4, 7, 3), (1, 1, 3, 5, 1, 1), (2, 6, 2, 3, 5, 0)])
+def test_the_ops(activation, size, layout):
+    inputs = made(*size)
+    out = of_ops(*inputs, activation)
+    want = composed(*inputs, activation)
+    assert_close(out, want, 1e-12)
+    dout = torch.randn_like(out)
+    gradients = zip(
+        torch.autograd.grad(out, inputs, dout),
+        torch.autograd.grad(want, inputs, dout),
+        strict=True,
+    )
+    for have, wanted in gradients:
+        assert_close(have, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "identity"])
+def test_derivatives(activation, layout):
+    inputs = made(2, 5, 2, 3, 5, 2)
+    torch.autograd.gradcheck(lambda *x: of_ops(*x, activation), inputs)
+    torch.autograd.gradgradcheck(lambda *x: of_ops(*x, activation), inputs)
+    u, right, left, weight, bias = inputs
+    some = u.detach(), right, left, weight.detach(), bias
+    torch.autograd.gradgradcheck(
+        lambda *x: of_ops(some[0], x[0], left, some[3], x[1], activation), (right, bias)
+    )
+
+
+def test_third_derivatives(layout):
+    inputs = made(1, 4, 2, 2, 4, 0)
+    results = []
+    for function in (of_ops, composed):
+        value = function(*inputs, "gelu").square().sum()
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(value, inputs[0], create_graph=True)
+            value = slope.square().sum()
+        results.append(torch.autograd.grad(value, (inputs[1], inputs[3])))
+    for have, want in zip(*results, strict=True):
+        assert_close(have, want, 1e-10)
+
+
+def test_opcheck():
+    u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
+    torch.library.opcheck(mixing._convolve, (u, right, left))
+    y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(mixing._ends, (y, weight, bias, "gelu", 6, False))
+    dout = torch.randn(2, 6, 3, dtype=torch.float64)
+    arguments = dout, y.detach(), weight.detach(), "gelu", False
+    torch.library.opcheck(mixing._ends_backward, arguments)
+
+
+def test_errors_of_the_convolution():
+    u, right, left, weight, bias = made(1, 4, 2, 2, 5, 0)
+    with pytest.raises(ValueError, match="the right kernel has 5 entries, more than 4"):
+        ops.mix(u, right, left, weight, bias)
+
+
+def test_interpreted():
+    pytest.importorskip("triton")
+    assert run_python(INTERPRETED).strip() == "right"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+class TestOnAGPU:
+    @pytest.mark.parametrize(
+        ("size", "activation"),  # B, L, H, columns, entries of the right and of the left kernel
+        [
+            ((3, 1, 32, 32, 1, 1), "gelu"),
+            ((2, 129, 48, 48, 129, 0), "gelu"),
+            ((5, 500, 16, 32, 500, 100), "identity"),
+            ((2, 2048, 128, 128, 2048, 2048), "gelu"),
+            ((3, 4097, 96, 64, 4097, 0), "identity"),
+            ((2, 12345, 64, 64, 12345, 0), "gelu"),
+            ((2, 20000, 128, 128, 20000, 20000), "gelu"),
+            ((2, 500, 256, 256, 500, 0), "gelu"),
+            ((1, 300, 136, 136, 300, 0), "gelu"),
+        ],
+        ids=str,
+    )
+    def test_twice_the_error_of_plain_pytorch(self, size, activation):
+        inputs = made(*size, dtype=torch.float32, device=DEVICE)
+        dout = torch.randn(*size[:2], size[3], device=DEVICE)
+        fast = results(inputs, dout, ops.mix, activation)
+        with ops.use_backend("torch"):
+            plain = results(inputs, dout, composed_by_name, activation)
+            exact = [x.detach().double().requires_grad_() for x in inputs]
+            exact = results(exact, dout.double(), composed_by_name, activation)
+        for have, other, want in zip(fast, plain, exact, strict=True):
+            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
+        for have, again in zip(fast, results(inputs, dout, ops.mix, activation), strict=True):
+            assert torch.equal(have, again), "not deterministic"
+
+    def test_glu(self):
+        inputs = made(2, 500, 128, 256, 500, 0, dtype=torch.float32, device=DEVICE)
+        exact = [x.detach().double() for x in inputs]
+        assert relative_error(ops.mix(*inputs, glu=True), composed(*exact, "gelu", glu=True)) < 2e-6
+
+    @pytest.mark.parametrize("scale", [1e-25, 1e25])
+    def test_magnitudes(self, scale):
+        inputs = made(2, 1000, 64, 64, 1000, 0, dtype=torch.float32, device=DEVICE)
+        scales = zip(inputs, (scale, 1, 1, 1, scale), strict=True)
+        inputs = [(x * s).detach().requires_grad_() for x, s in scales]
+        dout = torch.randn(2, 1000, 64, device=DEVICE) / scale
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        fast = results(inputs, dout, ops.mix, "gelu")
+        exact = results(exact, dout.double(), composed_by_name, "gelu")
+        for have, want in zip(fast, exact, strict=True):
+            assert relative_error(have, want) < 2e-6
+
+    def test_zeros_and_nan(self):
+        inputs = made(3, 1000, 64, 64, 1000, 0, dtype=torch.float32, device=DEVICE)
+        with torch.no_grad():
+            inputs[0][0] = 0
+            inputs[0][1, 500, 3] = float("nan")
+        out = ops.mix(*inputs)
+        assert torch.equal(out[0], inputs[4].expand_as(out[0]))
+        assert out[1].isnan().all()
+        assert out[2].isfinite().all()
+
+    def test_second_derivatives(self):
+        inputs = made(2, 150, 16, 16, 150, 0, dtype=torch.float32, device=DEVICE)
+        wanted = [inputs[i] for i in (0, 1, 3, 4)]
+        found = []
+        for function in (ops.mix, composed_by_name):
+            value = function(*inputs, activation="gelu").square().sum()
+            slopes = torch.autograd.grad(value, wanted, create_graph=True)
+            value = sum(slope.square().sum() for slope in slopes)
+            found.append(torch.autograd.grad(value, wanted))
+        for have, want in zip(*found, strict=True):
+            assert_close(have, want, 1e-4)
+
+    def test_memory(self):
+        inputs = made(4, 4096, 128, 128, 4096, 0, dtype=torch.float32, device=DEVICE)
+        size = inputs[0].numel() * 4
+        ops.mix(*inputs).sum().backward()
+        before = torch.cuda.memory_allocated()
+        out = ops.mix(*inputs)
+        assert torch.cuda.memory_allocated() - before < 3.1 * size  # out, rows of u and of y
+        del out
+
+
+def composed_by_name(*inputs, activation):
+    return composed(*inputs, activation)
+
+
+def results(inputs, dout, function, activation):
+    out = function(*inputs, activation=activation)
+    return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
