@@ -4,6 +4,7 @@ Forward + backward. On a GPU the times are those of one of ten replays of a CUDA
 number the ceiling: what the bytes and the products would take at the rates of one H200.
 """
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,13 +15,19 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
-from dlrnn.bench.measure import captured, median_ms, relative_error, require_right, seconds
+from dlrnn.bench.measure import (
+    REPLAYS,
+    median_ms,
+    relative_error,
+    replayed,
+    require_right,
+    seconds,
+)
 from dlrnn.nn import DLR
 
 TOLERANCE = 1e-5
 BANDWIDTH, PRODUCTS = 4.3e12, 790e12 / 3  # bytes a second; FLOP a second in three 16-bit products
 ATTENTION_UP_TO = 2**15  # positions: above, it would take seconds
-REPLAYS = 10  # at a time, so that waiting for the device is not part of the number
 
 
 class Case(NamedTuple):
@@ -96,6 +103,7 @@ def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
 
 def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
+    before = _allocated(device)
     layer = DLR(case.channels, case.states, **case.options).to(device)
     shape = case.batch, case.length, case.channels
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
@@ -115,7 +123,7 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
         functions["listing"] = partial(_run, listing, x, dy)
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:
         functions["attention bf16"] = partial(_attention, x)
-    row |= _times(functions, device, repeats)
+    row |= _times(functions, device, repeats, before)
     known = {"goal": case.goal, "authors": case.authors}
     row |= {name: value for name, value in known.items() if value is not None}
     return {**row, "ceiling": _rounded(case.ceiling)}
@@ -123,6 +131,7 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
 
 def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
+    before = _allocated(device)
     u = torch.randn(case.batch, case.length, case.channels, device=device)
     rows = 2 if case.two_sided else 1
     kernels = torch.randn(rows, case.channels, case.kernel, device=device) / case.kernel**0.5
@@ -137,12 +146,12 @@ def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, An
         require_right(errors, TOLERANCE)
         row[f"{name} error"] = max(errors.values())
         functions[name] = partial(_with, name, _convolve, u, *kernels.unbind())
-    row |= _times(functions, device, repeats)
+    row |= _times(functions, device, repeats, before)
     return {**row, "ceiling": _rounded(5e3 * 4 * u.numel() / BANDWIDTH)}
 
 
 def _times(
-    functions: dict[str, Callable[[], object]], device: torch.device, repeats: int
+    functions: dict[str, Callable[[], object]], device: torch.device, repeats: int, before: int
 ) -> dict[str, float | None]:
     """Ms by name, and the most memory at once; None where there is not enough of it."""
     found: dict[str, float | None] = {}
@@ -150,22 +159,24 @@ def _times(
         try:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-                run = partial(_replay, captured(function))
+                run = replayed(function)
                 ms = median_ms(seconds({name: run}, device, repeats)[name]) / REPLAYS
-                found[f"{name} GiB"] = _rounded(torch.cuda.max_memory_allocated(device) / 2**30)
+                peak = torch.cuda.max_memory_allocated(device) - before
+                found[f"{name} GiB"] = _rounded(peak / 2**30)
+                del run
             else:
                 ms = median_ms(seconds({name: function}, device, repeats)[name])
             found[name] = _rounded(ms)
         except torch.OutOfMemoryError:
             found[name] = None
         if device.type == "cuda":
+            gc.collect()  # a graph's memory
             torch.cuda.empty_cache()
     return found
 
 
-def _replay(graph: Callable[[], object]) -> None:
-    for _ in range(REPLAYS):
-        graph()
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _backends(op: str, device: torch.device) -> list[str]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import captured, median_ms, seconds
+from dlrnn.bench.measure import REPLAYS, median_ms, replayed, seconds
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
@@ -43,10 +43,11 @@ def bench_data(
             "sample": partial(batch_maker(task, size, where), index),
             "step": partial(_step, model, optimizer, task, batch),
         }
-        if where.type == "cuda":
-            functions = {name: captured(function) for name, function in functions.items()}
+        if on_gpu:
+            functions = {name: replayed(function) for name, function in functions.items()}
         times = seconds(functions, where, repeats)
-        sample, step = median_ms(times["sample"]), median_ms(times["step"])
+        each = REPLAYS if on_gpu else 1
+        sample, step = median_ms(times["sample"]) / each, median_ms(times["step"]) / each
         row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
         rows.append({**row, "fraction": round(sample / step, 4)})
     return {

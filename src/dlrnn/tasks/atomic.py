@@ -287,7 +287,8 @@ class Solve(_OneNumber):
         X = random.normal(self.size)
         X = X / X.norm(dim=1, keepdim=True)
         A = self._matrix(random).expand(len(X), -1, -1)
-        rows = torch.cat((A, A @ X[..., None]), dim=2).flatten(1)  # [B, N^2 + N]
+        B = (A * X[:, None]).sum(2, keepdim=True)  # a matrix product would be a kernel of its own
+        rows = torch.cat((A, B), dim=2).flatten(1)  # [B, N^2 + N]
         return _column(F.pad(rows, (0, self.length - rows.shape[1]))), _column(X)
 
     def _matrix(self, random: Random) -> Tensor:

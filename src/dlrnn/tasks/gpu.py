@@ -8,16 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-QUERIES, KEYS = 32, 128  # a tile of products
+QUERIES, KEYS = 8, 512  # a tile of products
 
 
 def largest_product(query: Tensor, key: Tensor) -> Tensor:
     """The place j <= i of the largest `<q_i, k_j>`: [B, L, D] twice -> int64 [B, L]."""
     batch, length, width = query.shape
     best = torch.empty(batch, length, dtype=torch.int64, device=query.device)
-    blocks = triton.cdiv(length, QUERIES)
-    _search[(blocks, batch)](
-        query.contiguous(), key.mT.contiguous(), best, length, width, QUERIES, KEYS, num_warps=4
+    tiles = triton.next_power_of_2(triton.cdiv(length, KEYS))
+    _search[(triton.cdiv(length, QUERIES), batch)](
+        *(query.contiguous(), key.mT.contiguous(), best, length, width, QUERIES, KEYS, tiles),
+        num_warps=4,
     )
     return best
 
@@ -27,28 +28,40 @@ def largest_product(query: Tensor, key: Tensor) -> Tensor:
 def _search(  # noqa: PLR0917
     query, key, best,
     LENGTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries; each lane keeps its largest product, and where it was."""
+    """A block of queries: the largest product of each lane first, then its place."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     i, lane = block * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
     query += (tl.program_id(1) * LENGTH + i) * WIDTH
     key += tl.program_id(1) * WIDTH * LENGTH
+    q = ()
+    for d in tl.static_range(WIDTH):
+        q += (tl.load(query + d, mask=i < LENGTH, other=0.0)[:, None],)
     largest = tl.full((ROWS, LANES), -float("inf"), tl.float32)
-    place = tl.zeros((ROWS, LANES), tl.int32)
     for start in range(0, LENGTH, LANES):
-        if start < (block + 1) * ROWS:
-            j = start + lane
+        if start + LANES <= block * ROWS:
             product = tl.zeros((ROWS, LANES), tl.float32)
             for d in tl.static_range(WIDTH):
-                q = tl.load(query + d, mask=i < LENGTH, other=0.0)
-                k = tl.load(key + d * LENGTH + j, mask=j < LENGTH, other=0.0)
-                product += q[:, None] * k[None, :]
-            better = (product > largest) & (j[None, :] <= i[:, None])
-            largest = tl.where(better, product, largest)
-            place = tl.where(better, j[None, :], place)
-    top = tl.max(largest, axis=1)
-    winner = tl.min(tl.where(largest == top[:, None], place, LENGTH), axis=1)
-    tl.store(best + tl.program_id(1) * LENGTH + i, winner.to(tl.int64), mask=i < LENGTH)
+                product += q[d] * tl.load(key + d * LENGTH + start + lane)[None, :]
+            largest = tl.maximum(largest, product)
+    j = block * ROWS // LANES * LANES + lane  # the keys around the queries themselves
+    product = tl.zeros((ROWS, LANES), tl.float32)
+    for d in tl.static_range(WIDTH):
+        k = tl.load(key + d * LENGTH + j, mask=j < LENGTH, other=0.0)
+        product += q[d] * k[None, :]
+    later = j[None, :] > i[:, None]
+    largest = tl.maximum(largest, tl.where(later, -float("inf"), product))
+    # the best lane, and the best of its keys
+    best_lane = tl.argmax(largest, axis=1)
+    j = best_lane[:, None] + LANES * tl.arange(0, TILES)[None, :]
+    known = j <= i[:, None]
+    product = tl.zeros((ROWS, TILES), tl.float32)
+    for d in tl.static_range(WIDTH):
+        product += q[d] * tl.load(key + d * LENGTH + j, mask=known, other=0.0)
+    tile = tl.argmax(tl.where(known, product, -float("inf")), axis=1)
+    place = (best_lane + LANES * tile).to(tl.int64)
+    tl.store(best + tl.program_id(1) * LENGTH + i, place, mask=i < LENGTH)
 
 
 def product_of_reflections(vectors: Tensor) -> Tensor:
@@ -56,9 +69,9 @@ def product_of_reflections(vectors: Tensor) -> Tensor:
     batch, count, size = vectors.shape
     product = vectors.new_empty(batch, size, size)
     width = triton.next_power_of_2(size)
-    rows = min(16, width)
+    rows = min(4, width)
     _reflect[(triton.cdiv(size, rows), batch)](
-        vectors.contiguous(), product, count, size, rows, width, num_warps=4
+        vectors.contiguous(), product, count, size, rows, width, num_warps=1
     )
     return product
 
