@@ -1,5 +1,7 @@
 """On a GPU the step is a captured graph: the same losses as plain PyTorch, and an exact resume."""
 
+import threading
+
 import pytest
 import torch
 from support import DEVICE
@@ -69,3 +71,20 @@ def test_resume_is_exact(name, tmp_path, monkeypatch):
     train(tmp_path / "broken", **QUIET)
     for path in (*checkpoints(tmp_path / "whole"), tmp_path / "whole" / "records.jsonl"):
         assert path.read_bytes() == (tmp_path / "broken" / path.name).read_bytes(), path.name
+
+
+def test_batches_may_be_copied_while_a_graph_is_captured(tmp_path, monkeypatch):
+    """The thread that makes them does so whenever it likes."""
+    done = threading.Event()
+
+    def copies():
+        while not done.is_set():
+            torch.ones(1000).to(DEVICE).cpu()
+
+    thread = threading.Thread(target=copies)
+    thread.start()
+    try:
+        train(tmp_path / "run", run_of("from the host"), **QUIET)
+    finally:
+        done.set()
+        thread.join()

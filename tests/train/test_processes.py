@@ -2,10 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from dlrnn import recipes
+from dlrnn.train import train
 
 SCRIPT = """
 import sys
@@ -14,16 +18,39 @@ torch.set_num_threads(1)
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
 
-path, task, parts = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, task, parts, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 settings = {"shift": {"length": 32}, "listops-subtrees": {"length": 128},
             "pathfinder-segmentation": {"resolution": 32}}[task]
 both = {"bidirectional": True} if task.startswith("path") else {}
 config = RunConfig(
     TaskConfig(task, settings), ModelConfig("dlr", {"d_state": 16, **both}, d_model=16),
     steps=50, batch_size=8, lr=1e-3, accumulate=parts, clip=1.0, log_every=1, eval_every=25,
-    eval_batches=1, checkpoint_every=50)
-train(path, config, show=False, writer="none")
+    eval_batches=1, checkpoint_every=25)
+train(path, None if how == "resumed" else config, show=False, writer="none",
+      sharded=how in ("sharded", "resumed"))
 """
+
+
+def run(folder, task, parts, how, processes):
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = torchrun if processes == 2 else []
+    command = [sys.executable, *launcher, str(script), str(folder), task, str(parts), how]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def assert_same_losses(one, two):
+    assert len(one) == 52
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        assert a["step"] == b["step"]
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-6), a
 
 
 @pytest.mark.parametrize(
@@ -33,22 +60,25 @@ def test_two_processes_against_one(task, parts, tmp_path):
     """Also with micro-batches, with losses that count positions or weigh classes, and where one
     process has nothing to evaluate.
     """
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, launcher in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *launcher, str(script), str(tmp_path / name), task, str(parts)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, check=False, env=environment
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    one, two = (
-        [json.loads(line) for line in (tmp_path / name / "records.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    )
-    assert len(one) == 52
-    for a, b in zip(one, two, strict=True):
-        assert a.keys() == b.keys()
-        assert a["step"] == b["step"]
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-6), a
+    one = run(tmp_path / "one", task, parts, "copies", 1)
+    assert_same_losses(one, run(tmp_path / "two", task, parts, "copies", 2))
+
+
+def test_sharded_processes_against_one(tmp_path):
+    """Also when they were stopped half-way: then every byte is the same."""
+    one = run(tmp_path / "one", "shift", 2, "copies", 1)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert_same_losses(one, run(whole, "shift", 2, "sharded", 2))
+    shutil.copytree(whole, stopped)
+    for name in ("result.json", "step-000000050.safetensors"):
+        (stopped / name).unlink()
+    run(stopped, "shift", 2, "resumed", 2)
+    for name in ("records.jsonl", "step-000000050.safetensors", "best.safetensors"):
+        assert (whole / name).read_bytes() == (stopped / name).read_bytes()
+
+
+def test_sharded_needs_several_processes(tmp_path):
+    config = recipes.scaled(recipes.get("table1/shift/dlr-1"), "tiny")
+    with pytest.raises(ValueError, match="--sharded needs several processes: say --devices"):
+        train(tmp_path / "run", config, show=False, sharded=True)
+    assert not (tmp_path / "run").exists()

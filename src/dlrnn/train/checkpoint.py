@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,27 +12,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrnn.train.folder import write_whole
+from dlrnn.train.sharded import like, whole
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # the last good one stays when the newest is damaged
 
 
+def tensors_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Tensor]:
+    """What a checkpoint holds; where it is sharded every process has to ask."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    if optimizer is not None:
+        for name, state in _optimizer_states(model, optimizer).items():
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
+    return {name: whole(value) for name, value in tensors.items()}
+
+
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, counters: dict[str, Any]
+    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
 ) -> None:
     """`step-N.safetensors`; older ones but the last are removed."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, state in _optimizer_states(model, optimizer).items():
-        tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
     _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
     for path in checkpoints(folder)[:-_KEPT]:
         path.unlink()
 
 
-def save_best(folder: Path, step: int, model: nn.Module, counters: dict[str, Any]) -> None:
+def save_best(
+    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
+) -> None:
     """`best.safetensors`: the model alone."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     _write(folder / BEST, tensors, {"step": step, **counters})
 
 
@@ -41,12 +49,17 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
 
 
-def load_newest(
-    folder: Path, model: nn.Module, optimizer: Optimizer
-) -> tuple[dict[str, Any], list[str]] | None:
-    """Restore the newest checkpoint that can be read: its counters, and what was wrong with newer
-    ones. None if there is none at all.
-    """
+class Found(NamedTuple):
+    """A checkpoint, and what was wrong with newer ones."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    counters: dict[str, Any]
+    problems: list[str]
+
+
+def newest(folder: Path) -> Found | None:
+    """The newest checkpoint that can be read; None if there is none at all."""
     problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -54,9 +67,7 @@ def load_newest(
         except ValueError as error:
             problems.append(str(error))
             continue
-        load_model(path, tensors, model)
-        _load_optimizer(tensors, model, optimizer)
-        return counters, problems
+        return Found(path, tensors, counters, problems)
     if problems:
         raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
     return None
@@ -108,7 +119,8 @@ def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
     }
 
 
-def _load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+    """The state of a checkpoint's optimizer; of a sharded one, this process's shard."""
     on_device = any(
         group.get("capturable") or group.get("fused") for group in optimizer.param_groups
     )
@@ -118,5 +130,5 @@ def _load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opt
         if not found:  # a parameter that has no gradient has no state
             continue
         step = found.pop("step").to(parameter.device if on_device else "cpu")
-        state = {key: value.to(parameter.device, parameter.dtype) for key, value in found.items()}
+        state = {key: like(value, parameter) for key, value in found.items()}
         optimizer.state[parameter] = {"step": step, **state}

@@ -7,26 +7,31 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
 from torch import nn
+from torch.optim import Optimizer
 
-from dlrnn.models import build_model
+from dlrnn.models import LanguageConfig, LanguageModel, build_model
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
     BEST,
+    Found,
     load_model,
-    load_newest,
+    load_optimizer,
+    newest,
     read,
     save_best,
     save_checkpoint,
+    tensors_of,
 )
 from dlrnn.train.config import RunConfig
-from dlrnn.train.evaluate import Share, evaluate, held_out
+from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
+from dlrnn.train.sharded import is_sharded, sharded_strategy
 from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
 
 
@@ -37,6 +42,7 @@ def train(
     device: str = "cpu",
     devices: int | None = None,
     nodes: int | None = None,
+    sharded: bool = False,
     show: bool = True,
     writer: str = "tensorboard",
 ) -> dict[str, Any]:
@@ -44,7 +50,8 @@ def train(
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
     same weights and records, bit by bit, on the same device. `devices` and `nodes` are what
-    torchrun or Slurm says, by default.
+    torchrun or Slurm says, by default; `sharded` processes share the parameters instead of having
+    a copy each.
     """
     folder = RunFolder(path)
     if config is None:
@@ -52,7 +59,7 @@ def train(
         if (result := folder.result) is not None:
             return result
     known = folder.config if config is None else config
-    fabric = make_fabric(device, known.precision, devices, nodes)
+    fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
     try:
         return _launched(folder, fabric, known, begins=config is not None, show=show, writer=writer)
@@ -67,38 +74,59 @@ def _launched(
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
     task.count("train")
+    _check_vocabulary(known, task)
     model = make_model(known, task)
     with ExitStack() as stack:
         if fabric.is_global_zero:
             stack.enter_context(folder.locked())
             if begins:
-                RunFolder.create(folder.path, known)
+                RunFolder.create(folder.path, known, task.files())
         fabric.barrier()
         return _Run(folder, fabric, task, model, stack, show=show, writer=writer).go()
 
 
 def make_fabric(
-    device: str, precision: str, devices: int | None = None, nodes: int | None = None
+    device: str,
+    precision: str,
+    devices: int | None = None,
+    nodes: int | None = None,
+    *,
+    sharded: bool = False,
 ) -> Fabric:
-    """Processes and precision; several processes are DDP."""
+    """Processes and precision; several processes are DDP or, sharded, FSDP."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
     here = devices or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     all_of_them = int(os.environ.get("WORLD_SIZE") or here)
     where = torch.device(device)
     one = [where.index] if ":" in device and here == 1 else here
     how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    machines = max(1, all_of_them // here) if nodes is None else nodes
+    strategy: Any = "ddp" if here * machines > 1 else "auto"
+    if sharded:
+        if here * machines == 1:
+            raise ValueError("--sharded needs several processes: say --devices, or use torchrun")
+        strategy = sharded_strategy(here * machines)
     return Fabric(
         accelerator=where.type,
         devices=one,
-        num_nodes=max(1, all_of_them // here) if nodes is None else nodes,
-        strategy="ddp" if here > 1 or all_of_them > 1 or (nodes or 1) > 1 else "auto",
+        num_nodes=machines,
+        strategy=strategy,
         precision=how[precision],
     )
+
+
+def _check_vocabulary(config: RunConfig, task: Task) -> None:
+    tokens = task.vocabulary or 0
+    if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
+        less = f"the model's vocabulary, {config.model.vocabulary}"
+        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}")
 
 
 def make_model(config: RunConfig, task: Task) -> nn.Module:
     """The model of a run, initialised from its seed."""
     torch.manual_seed(config.seed)
+    if isinstance(config.model, LanguageConfig):
+        return LanguageModel(config.model)
     model = build_model(
         config.model,
         d_input=task.d_input,
@@ -118,10 +146,11 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
 def load_best(path: str | Path, device: torch.device) -> tuple[nn.Module, Task, RunConfig]:
     """The best model of a run, its task and its configuration."""
     folder = RunFolder.open(path)
-    task = folder.config.make_task()
-    model = make_model(folder.config, task)
-    load_model(folder.path / BEST, read(folder.path / BEST)[0], model)
-    return model.to(device).eval(), task, folder.config
+    config, best = folder.config, folder.path / BEST
+    task = config.make_task()
+    model = make_model(config, task)
+    load_model(best, read(best)[0], model)
+    return model.to(device).eval(), task, config
 
 
 class _Run:
@@ -143,11 +172,17 @@ class _Run:
         self.task, self.bare = task, model
         self.parameters = sum(p.numel() for p in self.bare.parameters())
         self.bare.to(self.device)
-        self.bare_optimizer = make_optimizer(self.config, self.bare, self.device)
         self.best: dict[str, Any] = {"value": None, "step": 0}
         self.last: dict[str, float] = {}
-        self.start = self._resume(stack)
-        self.model, self.optimizer = fabric.setup(self.bare, self.bare_optimizer)
+        found = newest(self.folder.path)
+        if found is not None:
+            load_model(found.path, found.tensors, self.bare)
+        self.start = self._resume(found, stack)
+        self.model = fabric.setup_module(self.bare)
+        self.bare_optimizer = make_optimizer(self.config, self.bare, self.device)
+        if found is not None:
+            load_optimizer(found.tensors, self.bare, self.bare_optimizer)
+        self.optimizer = cast("Optimizer", fabric.setup_optimizers(self.bare_optimizer))
         self.step = TrainingStep(self.config, self.task, self.model, self.optimizer, fabric)
         shown = show and self.leads
         name = f"{self.task.name} {self.config.model.mixer}"
@@ -159,9 +194,9 @@ class _Run:
         if self.writer is not None:
             stack.callback(self.writer.close)
 
-    def _resume(self, stack: ExitStack) -> int:
-        found = load_newest(self.folder.path, self.bare, self.bare_optimizer)
-        counters, self.problems = found or ({"step": 0, "records": 0}, [])
+    def _resume(self, found: Found | None, stack: ExitStack) -> int:
+        counters: dict[str, Any] = {"step": 0, "records": 0} if found is None else found.counters
+        self.problems = [] if found is None else found.problems
         self.best, self.last = counters.get("best", self.best), counters.get("last", self.last)
         if self.leads:
             self.records = Lines(self.folder.path / RECORDS, counters["records"])
@@ -206,6 +241,8 @@ class _Run:
 
     def _evaluate(self, step: int) -> None:
         rank, world = self.fabric.global_rank, self.fabric.world_size
+        if is_sharded(self.fabric):
+            rank, world = 0, 1  # all of it on each: they meet in every forward
         share = Share(rank, world)
         batches = held_out(self.task, self.config, "validation", self.device, share)
         total = evaluate(self.model, self.task, batches, self.device)
@@ -213,21 +250,22 @@ class _Run:
         sums = torch.stack([total[name] for name in names])
         if world > 1:
             sums = self.fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
-        values = dict(zip(names, sums.tolist(), strict=True))
-        count = values.pop("batches")
-        self.last = {name: value / count for name, value in values.items()}
+        self.last = averaged(self.task, dict(zip(names, sums.tolist(), strict=True)))
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
         best = self.best["value"]
-        if best is None or math.isnan(best) or value > best:
+        better = best is None or (value < best if self.task.less_is_better else value > best)
+        if better or math.isnan(best):
             self.best = {"value": value, "step": step}
+            tensors = tensors_of(self.bare)
             if self.leads:
-                save_best(self.folder.path, step, self.bare, {self.task.metric: value})
+                save_best(self.folder.path, step, tensors, {self.task.metric: value})
 
     def _checkpoint(self, step: int) -> None:
+        tensors = tensors_of(self.bare, self.bare_optimizer)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
-            save_checkpoint(self.folder.path, step, self.bare, self.bare_optimizer, counters)
+            save_checkpoint(self.folder.path, step, tensors, counters)
 
     def _record(self, step: int, split: str, values: dict[str, float]) -> None:
         if not self.leads:

@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 from dlrnn.nn import held_kernels, param_groups
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.config import RunConfig
+from dlrnn.train.sharded import is_sharded, share
 
 _WARM = 3  # steps before a graph is captured: libraries choose their algorithms in them
 
@@ -85,7 +86,8 @@ class TrainingStep:
             self._warm += 1
             return
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # "thread_local": the thread that makes the next batches may copy them meanwhile
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._update(self._feed or None)
         self._graph.replay()
 
@@ -106,17 +108,21 @@ class TrainingStep:
         totals = self._totals(batches) if parts * world > 1 else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        with held_kernels(self.model) if parts > 1 else nullcontext():
+        holds = parts > 1 and not is_sharded(self.fabric)  # a shard makes no kernel
+        with held_kernels(self.model) if holds else nullcontext():
             for k, batch in enumerate(batches):
                 with self.fabric.no_backward_sync(self.model, enabled=k < parts - 1):  # type: ignore[arg-type]
-                    part = self.task.loss(forward(self.model, batch), batch, totals)
+                    output = forward(self.model, batch, targets=self.task.gives_targets)
+                    part = self.task.loss(output, batch, totals)
                     self.fabric.backward(part * world)  # DDP takes the mean over processes
                 loss += part.detach()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [share(p.grad) for p in self.model.parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
+        if is_sharded(self.fabric):
+            norms = self.fabric.all_reduce(norms.square(), reduce_op="sum").sqrt()  # type: ignore[union-attr]
         if self.config.clip is not None:
-            share = (self.config.clip / (norms.norm() + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, share)
+            factor = (self.config.clip / (norms.norm() + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)
         self._note_bad(norms.isfinite())
         self.optimizer.step()
         self.loss_sum += loss
@@ -169,12 +175,12 @@ class TrainingStep:
     def _set_rate(self, step: int) -> None:
         if self.config.schedule == "constant" and step > self.config.warmup and self._warm:
             return
-        share = self.config.rate(step)
+        rate = self.config.rate(step)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(group["full_lr"] * share)
+                group["lr"].fill_(group["full_lr"] * rate)
             else:
-                group["lr"] = group["full_lr"] * share
+                group["lr"] = group["full_lr"] * rate
 
 
 def batch_maker(
@@ -191,12 +197,16 @@ def batch_maker(
 
     if not task.on_device or device.type != "cuda":
         return make
+    make(0)  # what is drawn once is drawn before
     compiled: Callable[[int | Tensor], Batch] = torch.compile(make, dynamic=False)
     return compiled
 
 
-def forward(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's answer to a batch."""
+def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
+    """The model's answer to a batch; where it is given the `targets`, `-log p` of each."""
+    if targets:
+        surprises: Tensor = model(batch.inputs, targets=batch.targets)
+        return surprises
     output: Tensor = model(batch.inputs) if batch.lengths is None else model(*batch[::2])
     return output
 

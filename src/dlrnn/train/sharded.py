@@ -1,0 +1,55 @@
+"""Parameters and optimizer state spread over the processes (FSDP), instead of a copy on each (DDP).
+
+A model whose state does not fit into one device trains so; every block gathers its parameters when
+it needs them. Nothing else of a run changes: batches, records and checkpoints are the same.
+"""
+
+import warnings
+
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dlrnn.models.model import Block
+
+
+def sharded_strategy(processes: int) -> ModelParallelStrategy:
+    """Fabric's strategy for so many processes."""
+    # We change no output in place, of which it warns.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    return ModelParallelStrategy(_shard, data_parallel_size=processes, tensor_parallel_size=1)
+
+
+def is_sharded(fabric: Fabric) -> bool:
+    """Whether a process holds no more than its share of the parameters."""
+    return isinstance(fabric.strategy, ModelParallelStrategy)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Block by block; what lies around the blocks together."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh["data_parallel"])
+    fully_shard(model, mesh=mesh["data_parallel"])
+    return model
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be sharded; then every process has to ask."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def share(value: Tensor) -> Tensor:
+    """What this process has of a tensor that may be sharded."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def like(value: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor in the form of a parameter: its device, type and shards."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    return value
