@@ -1,0 +1,100 @@
+"""A layer at a step of its training, as plain numbers: eigenvalues, kernels, impulse response.
+
+    append_snapshot(folder, model, step, length)
+
+adds a line to `folder/snapshots.jsonl`, which the explorer of `dlrnn report` shows.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlrnn.nn import DLR, DSS, S4D
+from dlrnn.ops.checks import require
+
+SNAPSHOTS = "snapshots.jsonl"
+EIGENVALUES, KERNELS, SAMPLES = 256, 4, 512  # at most, of a layer
+DIGITS = 4
+
+
+def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
+    """Every DLR, DSS and S4D layer of a model, in numbers of four digits.
+
+    Eigenvalues are pairs (log |lambda|, phase), evenly chosen where there are more than 256.
+    Kernels are those of up to four channels, `response` the root mean square over all channels of
+    what a unit impulse leaves behind, the skip D included. Where a kernel is longer than 512, each
+    number stands for `stride` samples: the one of largest magnitude, so that no peak is lost.
+    """
+    require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
+    layers = [
+        {"name": name, "kind": type(layer).__name__, **_numbers(layer, length)}
+        for name, layer in model.named_modules()
+        if isinstance(layer, DLR | DSS | S4D)
+    ]
+    return {"step": step, "length": length, "layers": layers}
+
+
+def append_snapshot(folder: str | Path, model: nn.Module, step: int, length: int) -> None:
+    """One more line of snapshots.jsonl, none if the model has no such layer.
+
+    A run that is resumed may write a step twice: the later line counts.
+    """
+    taken = snapshot(model, step, length)
+    if taken["layers"]:
+        with open(Path(folder) / SNAPSHOTS, "a") as file:
+            file.write(json.dumps(taken, separators=(",", ":")) + "\n")
+
+
+@torch.no_grad()
+def _numbers(layer: DLR | DSS | S4D, length: int) -> dict[str, Any]:
+    modes = layer.modes()
+    log_lambda = modes.log_lambda.flatten(0, -2).cpu()  # [N, 2]; [H N, 2] of DSS and S4D
+    kernel = layer.kernel(length).double().cpu()  # [rows, K]
+    stride = -(-kernel.shape[1] // SAMPLES)
+    channels = _evenly(layer.d_model, KERNELS)
+    response = kernel.clone()
+    response[: layer.d_model, 0] += layer.D.double().cpu()
+    power = response.square().mean(0)  # [K]
+    if layer.bidirectional:
+        power = power * 2  # both directions add up
+    return {
+        "channels": layer.d_model,
+        "states": layer.d_state,
+        "bidirectional": layer.bidirectional,
+        "eigenvalues_of": len(log_lambda),
+        "eigenvalues": _pairs(log_lambda[_evenly(len(log_lambda), EIGENVALUES)]),
+        "kernel_length": kernel.shape[1],
+        "stride": stride,
+        "kernels": [
+            {"channel": channel, "values": _rounded(_peaks(kernel[channel], stride))}
+            for channel in channels
+        ],
+        "response": _rounded(_peaks(power.sqrt(), stride)),
+    }
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Up to `most` of 0 .. count - 1, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(k * (count - 1) / (most - 1)) for k in range(most)]
+
+
+def _peaks(values: Tensor, stride: int) -> Tensor:
+    """Of every `stride` numbers the one of largest magnitude."""
+    missing = -len(values) % stride
+    parts = torch.cat((values, values.new_zeros(missing))).view(-1, stride)
+    return parts.gather(1, parts.abs().argmax(1, keepdim=True))[:, 0]
+
+
+def _pairs(values: Tensor) -> list[list[float]]:
+    phase = torch.remainder(values[:, 1] + math.pi, 2 * math.pi) - math.pi
+    return [_rounded(pair) for pair in torch.stack((values[:, 0], phase), dim=-1)]
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]

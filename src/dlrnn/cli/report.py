@@ -1,0 +1,105 @@
+"""`dlrnn results` and `dlrnn report`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlrnn.cli.shared import command, print_json
+
+if TYPE_CHECKING:
+    from dlrnn.report import Collected
+
+
+def add(commands: Any) -> None:
+    """Their parsers."""
+    results = commands.add_parser("results", help="records of what was run", allow_abbrev=False)
+    what = results.add_subparsers(dest="case", required=True, metavar="WHAT")
+    adds = command(what, "add", _add, "record finished runs, under results/")
+    adds.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run, or a folder of runs"
+    )
+    adds.add_argument("--into", type=Path, default=Path("results"), metavar="DIR")
+    adds.add_argument("--recipe", metavar="NAME", help="table/task/model; default: the nearest")
+    text = "what it is instead of the recipe, 'fp32 phases'; default: found out"
+    adds.add_argument("--variant", metavar="TEXT", help=text)
+    adds.add_argument("--note", default="", metavar="TEXT", help="kept with the number")
+    text = "of the source, for runs that were made outside a checkout"
+    adds.add_argument("--commit", metavar="HASH", help=text)
+    text = "runs that were stopped, too, as far as they came"
+    adds.add_argument("--unfinished", action="store_true", help=text)
+    text = "even if the run that is there has as many steps"
+    adds.add_argument("--replace", action="store_true", help=text)
+
+    report = command(commands, "report", _report, "a static site of the results")
+    report.add_argument("--out", type=Path, metavar="DIR", help="default: out/report")
+    text = "the first is ours, each other has a column of its own; default: results"
+    report.add_argument("--results", nargs="+", type=Path, metavar="DIR", help=text)
+    text = "your own runs, or folders of runs: a column beside ours and the paper's"
+    report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
+    text = "write the tables as Markdown, too; without --out, no site"
+    report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
+    text = "what `dlrnn bench lengths --json` printed; default: docs/measured/lengths.json"
+    lengths = Path("docs/measured/lengths.json")
+    report.add_argument("--lengths", type=Path, default=lengths, metavar="FILE", help=text)
+
+
+def _add(given: argparse.Namespace) -> int:
+    from dlrnn.report import add
+
+    names = ("recipe", "variant", "note", "commit", "unfinished")
+    runs, problems = _collected(given.runs, **{name: getattr(given, name) for name in names})
+    if not runs:
+        raise ValueError(problems[0])
+    for problem in problems:
+        print(f"dlrnn results: left out: {problem}", file=sys.stderr)
+    said = add(runs, given.into, replace=given.replace)
+    if given.json:
+        return print_json(said)
+    for sentence in said:
+        print(sentence)
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from dlrnn.report import read_results
+    from dlrnn.report.markdown import markdown
+    from dlrnn.report.site import write_site
+    from dlrnn.report.store import in_memory
+    from dlrnn.train.folder import write_whole
+
+    first, *others = given.results or [Path("results")]
+    results = [read_results(first, "ours"), *(read_results(each, each.name) for each in others)]
+    if given.runs:
+        runs, problems = _collected(given.runs, unfinished=True)
+        results.append(in_memory(runs, "yours"))
+        results[-1].problems += problems
+    written, said = [], [problem for one in results for problem in one.problems]
+    if given.markdown is not None:
+        given.markdown.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(given.markdown, markdown(results).encode(errors="replace"))
+        written.append(str(given.markdown))
+    if given.out is not None or given.markdown is None:
+        out = given.out or Path("out/report")
+        said = write_site(out, results, given.lengths)
+        written.append(str(out / "index.html"))
+    for problem in said:
+        print(f"dlrnn report: {problem}", file=sys.stderr)
+    if given.json:
+        return print_json({"written": written, "problems": said})
+    for path in written:
+        print(f"written: {path}")
+    return 0
+
+
+def _collected(paths: list[Path], **options: Any) -> tuple[list["Collected"], list[str]]:
+    """What can be read of the runs; the rest is a sentence each."""
+    from dlrnn.report import collect, find_runs
+
+    found, problems = [], []
+    for path in find_runs(paths):
+        try:
+            found.append(collect(path, **options))
+        except (ValueError, KeyError, OSError) as error:
+            problems.append(str(error).partition("\n")[0])
+    return found, problems

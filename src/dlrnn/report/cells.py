@@ -1,0 +1,177 @@
+"""A cell of a table: its number, its difference, and the dialog with all that is behind it."""
+
+from collections.abc import Sequence
+
+from dlrnn.recipes.recipe import PLACES
+from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed
+from dlrnn.report.collect import thinned
+from dlrnn.report.html import Html, join, tag
+from dlrnn.report.records import Record
+from dlrnn.report.results import Results
+from dlrnn.report.svg import Axis, Series, line_plot
+
+SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
+WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": "worse"}
+POINTS = 100  # of a curve
+NOT_RUN, DIVERGED = "not run", "diverged"
+
+
+def cell_id(cell: Cell) -> str:
+    """Of its dialog."""
+    return "cell-" + "".join(c if c.isalnum() or c == "-" else "-" for c in cell.recipe)
+
+
+def paper_number(cell: Cell, metric: str) -> str:
+    """As published."""
+    value = cell.paper.get(metric)
+    return "–" if value is None else f"{value:.{2 if metric in PLACES else 1}f}"
+
+
+def our_number(seeds: Seeds | None) -> str:
+    """The mean over seeds, "not run" or "diverged"."""
+    if seeds is None:
+        return NOT_RUN
+    return DIVERGED if seeds.mean is None else number(seeds.metric, seeds.mean)
+
+
+def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
+    """The difference, with a sign and a word: never by colour alone."""
+    found = cell.difference(metric, column)
+    if found is None:
+        return None
+    hidden = tag("span", f" {WORDS[found.verdict]}", class_="hidden")
+    sign = tag("span", SIGNS[found.verdict], aria_hidden="true")
+    text = f" {signed(metric, found.value)}"
+    return tag("span", sign, text, hidden, class_=f"badge {found.verdict}")
+
+
+def steps_text(records: Sequence[Record]) -> str:
+    """How much was run: "40000 of 40000"."""
+    steps = sorted({record.steps for record in records})
+    several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
+    return f"{several} of {records[0].steps_asked}"
+
+
+def share_of_steps(records: Sequence[Record]) -> float:
+    """Of the seed with the fewest."""
+    return min(record.steps / max(1, record.steps_asked) for record in records)
+
+
+def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
+    """Everything about a cell."""
+    key = cell_id(cell)
+    close = tag("button", "×", class_="close", aria_label="Close")
+    body = [_values(table, cell), _curves(key, cell, results)]
+    for text, name in ((cell.finding, "Finding"), (cell.note, "About this recipe")):
+        if text:
+            body.append(tag("p", tag("strong", f"{name}: "), text))
+    if not cell.ours:
+        command = tag("code", f"dlrnn train {cell.recipe}")
+        body.append(tag("p", "We have not run it. It would be run by ", command, "."))
+    body += [_runs(column, by_metric) for column, by_metric in cell.found.items()]
+    return tag(
+        "dialog",
+        tag("form", close, method="dialog"),
+        tag("h2", table.cell_title(cell), id=f"{key}-name"),
+        tag("p", tag("code", cell.recipe), class_="quiet"),
+        body,
+        id=key,
+        aria_labelledby=f"{key}-name",
+    )
+
+
+def _values(table: Table, cell: Cell) -> Html:
+    columns = [OURS, *(name for name in table.sources if name in cell.found)]
+    head = ["", "paper", *columns]
+    rows = []
+    for metric in cell.metrics:
+        numbers = []
+        for column in columns:
+            seeds = cell.found.get(column, {}).get(metric)
+            spread = None
+            if seeds is not None and seeds.spread is not None:
+                spread = tag("span", f" spread {number(metric, seeds.spread)}", class_="quiet")
+            text = tag("td", our_number(seeds), " ", badge(cell, metric, column), spread)
+            numbers.append(text)
+        name = tag("th", METRICS.get(metric, metric), scope="row")
+        rows.append(tag("tr", name, tag("td", paper_number(cell, metric)), numbers))
+    heads = tag("tr", [tag("th", each, scope="col") if each else tag("td") for each in head])
+    return tag("div", tag("table", tag("thead", heads), tag("tbody", rows)), class_="wide")
+
+
+def _curves(key: str, cell: Cell, results: Sequence[Results]) -> Html | None:
+    plots = []
+    for metric in cell.metrics:
+        name = {"train_loss": "train loss", "loss": "validation loss"}.get(
+            metric, f"validation {metric}"
+        )
+        series: list[Series] = []
+        for column, by_metric in cell.found.items():
+            for record in by_metric[metric].records if metric in by_metric else []:
+                points = _points(record, name, results)
+                if points:
+                    series.append(Series(f"{column}, seed {record.seed}", points, len(series)))
+        if series:
+            plots.append(_curve(f"{key}-{metric}", name, series, cell, metric))
+    if plots:
+        return join(plots)
+    return tag("p", "Its curve is missing.", class_="quiet") if cell.found else None
+
+
+def _points(record: Record, name: str, results: Sequence[Results]) -> list[tuple[int, float]]:
+    for one in results:
+        if record in one.records and record.stem in one.curves:
+            return thinned(one.curves[record.stem].get(name, []), POINTS)
+    return []
+
+
+def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -> Html:
+    split, _, rest = name.partition(" ")
+    label = f"{split} {METRICS.get(rest, rest)}"
+    paper = cell.paper.get(metric)
+    guides = [] if paper is None else [(paper, f"paper {paper_number(cell, metric)}")]
+    values = [value for one in series for _, value in one.points] + [each[0] for each in guides]
+    low, high = min(values), max(values)
+    if metric == "R2":
+        low, high = max(-0.2, min(low, 0)), max(high, 1)
+    last = " ".join(f"{one.name} ends at {number(metric, one.points[-1][1])}." for one in series)
+    return line_plot(
+        key,
+        f"{label} during training",
+        f"{last} {guides[0][1] if guides else ''}",
+        series,
+        x=Axis("step", limits=(0, max(one.points[-1][0] for one in series))),
+        y=Axis(label, limits=(low, high)),
+        guides=guides,
+    )
+
+
+def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
+    """How the numbers of a column came about; every seed has the same but for its command."""
+    records = next(iter(by_metric.values())).records
+    first = records[0]
+    facts: list[tuple[str, Html | str | None]] = [
+        ("Steps", steps_text(records)),
+        ("Seeds", ", ".join(str(record.seed) for record in records)),
+        ("Measured on", f"the {first.split} split"),
+        ("Command", join([tag("code", record.command) for record in records])),
+        ("Not as in the recipe", first.differs or None),
+        ("Commit", ", ".join(dict.fromkeys(r.commit or "unknown" for r in records))),
+        ("Hardware", ", ".join(dict.fromkeys(r.hardware for r in records))),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items())),
+        ("Parameters", None if first.parameters is None else str(first.parameters)),
+        ("A step", _seconds(first.seconds_per_step)),
+        ("All of it", _seconds(first.wall_seconds)),
+        ("Note", "; ".join(dict.fromkeys(r.note for r in records if r.note)) or None),
+    ]
+    rows = [join(tag("dt", name), tag("dd", text)) for name, text in facts if text]
+    name = "Our runs" if column == OURS else f"Runs of {column}"
+    return join(tag("h3", name), tag("dl", rows))
+
+
+def _seconds(value: float | None) -> str | None:
+    if value is None:
+        return None
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} minutes"

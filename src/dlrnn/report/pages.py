@@ -1,0 +1,222 @@
+"""The pages that are neither tables nor speed: overview, ListOps, Pathfinder, explorer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dlrnn.report.book import OURS, Table, counts
+from dlrnn.report.html import Html, join, tag
+from dlrnn.report.records import Record
+from dlrnn.report.results import Results
+from dlrnn.report.speed import Lengths, length_plot
+from dlrnn.report.svg import Axis, Series, bar_plot, line_plot, shown
+from dlrnn.report.tables import NEAR, count_text, plain_table, shift_plot
+
+
+def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:
+    """What there is, and how near to the paper."""
+    shift = shift_plot(next(table for table in tables if table.name == "table2"))
+    plots = [plot for plot in (shift, length_plot(lengths)) if plot is not None]
+    return join(
+        tag("h1", "The paper, run again"),
+        tag(
+            "p",
+            "Every table of ",
+            tag(
+                "cite", "Simplifying and Understanding State Space Models with Diagonal Linear RNNs"
+            ),
+            " (Gupta, Mehta, Berant) with our number beside the paper's. A number that was not run"
+            " says so; none is taken from the paper into our column.",
+            class_="lead",
+        ),
+        tag("h2", "How much there is"),
+        tag("ul", [_card(table) for table in tables], class_="cards"),
+        tag("p", NEAR, class_="quiet"),
+        [tag("h2", "At a glance"), tag("div", plots, class_="plots")] if plots else None,
+        tag("h2", "To make it again"),
+        tag(
+            "p",
+            "Each cell of a table holds the command that trains it. ",
+            tag("code", "dlrnn reproduce table1"),
+            " trains what a table lacks, ",
+            tag("code", "dlrnn results add RUN"),
+            " records a run, and ",
+            tag("code", "dlrnn report"),
+            " writes these pages. ",
+            tag("code", "dlrnn report --runs RUN"),
+            " puts your own runs beside ours.",
+        ),
+    )
+
+
+def _card(table: Table) -> Html:
+    cells, measured, good = counts(table)
+    share = 100 * measured / max(1, cells)
+    right = 100 * good / max(1, cells)
+    bar = tag(
+        "svg",
+        tag("rect", width=100, height=6, class_="all"),
+        tag("rect", width=round(share, 1), height=6, class_="measured"),
+        tag("rect", width=round(right, 1), height=6, class_="good"),
+        viewBox="0 0 100 6",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
+    link = tag("a", f"Table {table.name[-1]}: {table.title}", href=f"{table.name}.html")
+    return tag("li", tag("h3", link), bar, tag("p", count_text(table)))
+
+
+# ---------------------------------------------------------------------------- ListOps, Pathfinder
+
+
+def listops(results: Sequence[Results], tables: Sequence[Table]) -> Html:
+    """Errors by height and operator."""
+    runs = [(name, one.breakdowns[r.stem]) for name, r, one in _runs(results, tables, "breakdowns")]
+    head = join(
+        tag("h1", "ListOps-SubTrees: where models are wrong"),
+        tag(
+            "p",
+            "The share of sub-trees whose value is wrong, by the height of the sub-tree (a digit"
+            " has height 0) and by its operator. SM is the sum modulo 10, MED the median.",
+            class_="lead",
+        ),
+    )
+    if not runs:
+        command = tag("code", "dlrnn eval RUN")
+        return join(head, tag("p", "Not run: no recorded run has what ", command, " writes."))
+    by_height = [
+        Series(name, [(row["height"], 100 * row["error"]) for row in found["by height"]
+                      if row["error"] is not None], place)
+        for place, (name, found) in enumerate(runs)
+    ]  # fmt: skip
+    operators = [row["operator"] for row in runs[0][1]["by operator"]]
+    bars = [
+        (name, [None if row["error"] is None else 100 * row["error"]
+                for row in found["by operator"]][: len(operators)])
+        for name, found in runs
+        if len(found["by operator"]) >= len(operators)
+    ]  # fmt: skip
+    worst = max((value for one in by_height for _, value in one.points), default=0)
+    described = [
+        f"{one.name}: {shown(one.points[-1][1])}% at height {shown(one.points[-1][0])}."
+        for one in by_height
+        if one.points
+    ]
+    return join(
+        head,
+        tag("h2", "By height"),
+        line_plot("by-height", "Errors by the height of the sub-tree", " ".join(described),
+                  by_height, x=Axis("height"), y=Axis("wrong, %", limits=(0, worst))),
+        tag("h2", "By operator"),
+        bar_plot("by-operator", "Errors by operator", "One group of bars for each operator.",
+                 groups=operators, series=bars, y=Axis("wrong, %")),
+        [_breakdown_table(name, found) for name, found in runs],
+    )  # fmt: skip
+
+
+def _breakdown_table(name: str, found: dict[str, list[dict[str, Any]]]) -> Html:
+    rows = [
+        [kind.removeprefix("by "), str(row.get("height", row.get("operator"))), str(row["nodes"]),
+         "–" if row["error"] is None else f"{100 * row['error']:.2f}"]
+        for kind, many in found.items()
+        for row in many
+    ]  # fmt: skip
+    table = plain_table(f"Errors of {name}", ["by", "value", "sub-trees", "wrong, %"], rows)
+    return tag("details", tag("summary", f"{name} as a table"), table)
+
+
+def pathfinder(results: Sequence[Results], tables: Sequence[Table]) -> Html:
+    """Predictions as pictures."""
+    head = join(
+        tag("h1", "Pathfinder-Segmentation: predictions"),
+        tag(
+            "p",
+            "Test images of each model: above, the mask to predict; below, what it predicts. Black:"
+            " the path that joins both discs; grey: a main path that does not join them.",
+            class_="lead",
+        ),
+    )
+    found = [(name, record) for name, record, _ in _runs(results, tables, "pictures")]
+    if not found:
+        command = tag("code", "dlrnn eval RUN")
+        return join(head, tag("p", "Not run: no recorded run has what ", command, " draws."))
+    figures = [
+        tag(
+            "figure",
+            tag("img", src=f"pictures/{place}-{record.stem}.png", loading="lazy",
+                alt=f"Four test images: true masks above, the predictions of {name} below."),
+            tag("figcaption", name),
+        )
+        for place, (name, record) in enumerate(found)
+    ]  # fmt: skip
+    return join(head, figures)
+
+
+def pictures(results: Sequence[Results], tables: Sequence[Table]) -> dict[str, bytes]:
+    """The files that `pathfinder` shows."""
+    runs = enumerate(_runs(results, tables, "pictures"))
+    return {f"{place}-{r.stem}.png": one.pictures[r.stem] for place, (_, r, one) in runs}
+
+
+def _runs(
+    results: Sequence[Results], tables: Sequence[Table], kind: str
+) -> Iterator[tuple[str, Record, Results]]:
+    """Every run that has a file of that kind, once, with a name to show."""
+    for place, one in enumerate(results):
+        for stem in getattr(one, kind):
+            record = next((each for each in one.records if each.stem == stem), None)
+            if record is not None:
+                owner = OURS if place == 0 else one.name
+                words = [recipe_title(tables, record.recipe), record.variant, f"seed {record.seed}"]
+                yield f"{', '.join(filter(None, words))} ({owner})", record, one
+
+
+# ---------------------------------------------------------------------------- explorer
+
+
+def explorer_runs(
+    results: Sequence[Results], tables: Sequence[Table]
+) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """A name for the file, one to show, and the snapshots of every run that has some."""
+    return [
+        (f"{place}-{record.stem}", name, one.snapshots[record.stem])
+        for place, (name, record, one) in enumerate(_runs(results, tables, "snapshots"))
+    ]
+
+
+def explorer(runs: Mapping[str, str], left_out: Sequence[str]) -> Html:
+    """Pick a run, a layer and a step; `report.js` draws."""
+    head = join(
+        tag("h1", "Explorer: a trained layer"),
+        tag(
+            "p",
+            "Eigenvalues, kernels and impulse response of a layer while it learns.",
+            class_="lead",
+        ),
+    )
+    if left_out:
+        missing = f"Left out, for the size of the pages: {'; '.join(left_out)}."
+        head = join(head, tag("p", missing, class_="quiet"))
+    if not runs:
+        return join(head, tag("p", "There are no snapshots of trained layers to show."))
+    options = [tag("option", name, value=key) for key, name in runs.items()]
+    return join(
+        head,
+        tag(
+            "div",
+            tag("label", "Run ", tag("select", options, id="run")),
+            tag("label", "Layer ", tag("select", id="layer")),
+            tag("div", tag("label", "Training step", for_="step"), " ",
+                tag("output", id="step-shown", for_="step"),
+                tag("input", id="step", type="range", min=0, max=0, value=0)),
+            class_="controls",
+        ),
+        tag("p", id="layer-facts", class_="quiet", aria_live="polite"),
+        tag("div", id="explorer", class_="plots"),
+        tag("noscript", "The explorer draws in the browser and needs JavaScript."),
+    )  # fmt: skip
+
+
+def recipe_title(tables: Sequence[Table], recipe: str) -> str:
+    """As its dialog is called."""
+    table = next((each for each in tables if recipe in each.cells), None)
+    return recipe if table is None else table.cell_title(table.cells[recipe])

@@ -1,0 +1,116 @@
+"""One number that was measured, as a line of JSON."""
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+VERSION = 1
+"""Of a line of records.jsonl: raised when a reader of today would misread it."""
+
+LARGEST = 2**53
+"""Whole numbers up to here are exact in any reader of JSON."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One number, and how it came about.
+
+    Attributes:
+        recipe: `table/task/model`, "table1/shift/dlr-1".
+        variant: "" as in the recipe; else what it is instead, "my_package.MyLayer".
+        seed: of the run.
+        metric: "R2", "accuracy", ...
+        value: in the paper's units; None if the run diverged.
+        split: that it was measured on.
+        steps: run.
+        steps_asked: the paper's.
+        commit: of the source; None where it is not known.
+        hardware: its name.
+        versions: of Python, torch, dlrnn.
+        seconds_per_step: median, without evaluations.
+        wall_seconds: all of the run, evaluations included.
+        parameters: of the model.
+        command: that makes it again.
+        differs: settings that are not the recipe's; "" if none.
+        note: anything else.
+        version: of this format.
+    """
+
+    recipe: str
+    variant: str
+    seed: int
+    metric: str
+    value: float | None
+    split: str
+    steps: int
+    steps_asked: int
+    commit: str | None
+    hardware: str
+    versions: dict[str, str]
+    seconds_per_step: float | None
+    wall_seconds: float | None
+    parameters: int | None
+    command: str
+    differs: str = ""
+    note: str = ""
+    version: int = VERSION
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Of two records with the same key one is kept."""
+        return self.recipe, self.variant, self.seed, self.metric
+
+    @property
+    def stem(self) -> str:
+        """Of the run's files: letters, digits, `-` and `_`."""
+        return stem(self.recipe, self.variant, self.seed)
+
+    def to_line(self) -> str:
+        """JSON."""
+        return json.dumps(asdict(self))
+
+
+def stem(recipe: str, variant: str, seed: int) -> str:
+    """The name of a run's files."""
+    parts = [*recipe.split("/"), variant, f"seed-{seed}"]
+    return "_".join(re.sub(r"[^A-Za-z0-9]+", "-", part).strip("-") for part in parts if part)
+
+
+def parse_record(line: str) -> Record:
+    """A line of records.jsonl; one sentence if it is none."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(values, dict):
+        raise ValueError("is not a JSON object")
+    version = values.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(f"has version {version}, and this dlrnn reads up to {VERSION}: update it")
+    known = {each.name for each in fields(Record)}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"has a field {unknown[0]!r} that no record has")
+    if missing := sorted(known - values.keys()):
+        raise ValueError(f"has no {missing[0]!r}")
+    for name, kind in get_type_hints(Record).items():
+        if not _is(values[name], kind):
+            raise ValueError(f"has a {name!r} that is no {getattr(kind, '__name__', kind)}")
+        if isinstance(values[name], int) and isinstance(0.0, kind):
+            values[name] = float(values[name])
+    record = Record(**values)
+    if not re.fullmatch(r"table\d/[^/]+/[^/]+", record.recipe):
+        raise ValueError(f"has a recipe {record.recipe!r}, which is not table/task/model")
+    if record.value is not None and not math.isfinite(record.value):
+        raise ValueError("has a value that is not finite: say null")
+    return record
+
+
+def _is(value: object, kind: Any) -> bool:
+    if kind == dict[str, str]:
+        parts = value.items() if isinstance(value, dict) else ()
+        return isinstance(value, dict) and all(isinstance(v, str) for _, v in parts)
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):
+        return False
+    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))

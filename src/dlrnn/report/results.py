@@ -1,0 +1,242 @@
+"""What was measured, on disk: `results/`.
+
+records.jsonl          a line a number
+curves/NAME.csv        losses and metrics by step
+breakdowns/NAME.json   ListOps-SubTrees: errors by height and operator
+pictures/NAME.png      Pathfinder-Segmentation: predictions
+snapshots/NAME.jsonl   trained layers by step
+notes.json             findings, by recipe; written by hand
+step-times.json        of `dlrnn bench step --table1 --json`
+
+Whatever cannot be read is one sentence in `problems`; the rest is there.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dlrnn.report.records import LARGEST, Record, parse_record
+
+RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
+CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS = "curves", "breakdowns", "pictures", "snapshots"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+Curve = dict[str, list[tuple[int, float]]]
+"""By name ("train loss", "validation R2"): values by step."""
+
+Content = TypeVar("Content")
+UNREADABLE = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+"""Whatever a file of the wrong content can lead to."""
+
+
+@dataclass
+class Results:
+    """All of a folder, or of some runs; files by the name of their run."""
+
+    name: str
+    records: list[Record] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    breakdowns: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    snapshots: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    step_times: dict[str, Any] | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def read_results(folder: str | Path, name: str) -> Results:
+    """Everything that can be read."""
+    folder, found = Path(folder), Results(name)
+    if not (folder / RECORDS).is_file():
+        found.problems.append(f"there are no results in {folder}: it has no {RECORDS}")
+    found.records = read_records(folder / RECORDS, found.problems)
+    stems = dict.fromkeys(record.stem for record in found.records)
+    found.curves = _files(folder / CURVES, "csv", stems, read_curve, found.problems)
+    for one in stems:
+        if not (folder / CURVES / f"{one}.csv").exists():
+            found.problems.append(f"the curve {folder / CURVES / one}.csv is missing")
+    found.breakdowns = _files(folder / BREAKDOWNS, "json", stems, read_breakdown, found.problems)
+    found.pictures = _files(folder / PICTURES, "png", stems, read_picture, found.problems)
+    found.snapshots = _files(folder / SNAPSHOTS, "jsonl", stems, read_snapshots, found.problems)
+    found.notes = read_json(folder / NOTES, _notes, found.problems) or {}
+    found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems)
+    return found
+
+
+def read_records(path: Path, problems: list[str]) -> list[Record]:
+    """Every line that is a record; of two with the same key the later."""
+    found: dict[tuple[str, str, int, str], Record] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = parse_record(line)
+            found[record.key] = record
+        except ValueError as error:
+            problems.append(f"{path}, line {number}, {error}")
+    return list(found.values())
+
+
+def read_lines(path: Path) -> list[str]:
+    """Those that are not empty; none if there is no file."""
+    if not path.is_file():
+        return []
+    return [line for line in path.read_text("utf-8", "replace").split("\n") if line.strip()]
+
+
+def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:
+    """A file of JSON that passes a check; None if it is not there."""
+    if not path.is_file():
+        return None
+    try:
+        return check(json.loads(path.read_text("utf-8")))
+    except UNREADABLE:
+        problems.append(f"{path} cannot be read")
+        return None
+
+
+def _files(
+    folder: Path,
+    ending: str,
+    stems: Iterable[str],
+    read: Callable[[bytes], Content],
+    problems: list[str],
+) -> dict[str, Content]:
+    found = {}
+    for one in stems:
+        path = folder / f"{one}.{ending}"
+        if path.is_file():
+            try:
+                found[one] = read(path.read_bytes())
+            except UNREADABLE:
+                problems.append(f"{path} cannot be read")
+    return found
+
+
+def read_curve(content: bytes) -> Curve:
+    """What `curve_bytes` wrote."""
+    lines = list(csv.reader(io.StringIO(content.decode())))
+    if not lines or lines[0][:1] != ["step"]:
+        raise ValueError("a curve begins with its steps")
+    head, *rows = lines
+    curve: Curve = {}
+    for place, name in enumerate(head[1:], start=1):
+        known = [(int(row[0]), float(row[place])) for row in rows if row[place] != ""]
+        curve[name] = [(step, v) for step, v in known if math.isfinite(v) and step <= LARGEST]
+    return curve
+
+
+def curve_bytes(curve: Curve) -> bytes:
+    """CSV: a line a step, a column a name, empty where there is no value."""
+    by_step: dict[int, dict[str, float]] = {}
+    for name, points in curve.items():
+        for step, value in points:
+            by_step.setdefault(step, {})[name] = value
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *curve])
+    for step, values in sorted(by_step.items()):
+        writer.writerow([step, *(f"{values[n]:.5g}" if n in values else "" for n in curve)])
+    return text.getvalue().encode()
+
+
+def read_breakdown(content: bytes) -> dict[str, list[dict[str, Any]]]:
+    """`by height` and `by operator`, as `analysis.listops_errors` gives them."""
+    return check_breakdown(json.loads(content))
+
+
+def check_breakdown(values: Any) -> dict[str, list[dict[str, Any]]]:
+    """The same, from what JSON holds: nothing else is let through."""
+    kinds: dict[str, Callable[[Any], Any]] = {"height": _height, "operator": str}
+    return {
+        f"by {key}": [
+            {
+                key: kind(row[key]),
+                "nodes": int(row["nodes"]),
+                "error": None if row["error"] is None else _share(row["error"]),
+            }
+            for row in values[f"by {key}"]
+        ]
+        for key, kind in kinds.items()
+    }
+
+
+def _height(value: Any) -> int:
+    if not 0 <= value <= LARGEST:
+        raise ValueError("a height is a count")
+    return int(value)
+
+
+def _share(value: Any) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError("a share lies between 0 and 1")
+    return float(value)
+
+
+def read_picture(content: bytes) -> bytes:
+    """A PNG."""
+    if not content.startswith(PNG):
+        raise ValueError("a picture is a PNG")
+    return content
+
+
+def read_snapshots(content: bytes) -> list[dict[str, Any]]:
+    """By step, the later line of two; a line that is cut or broken is left out."""
+    found = {}
+    for line in content.decode("utf-8", "replace").splitlines():
+        try:
+            taken = check_snapshot(json.loads(line))
+        except UNREADABLE:
+            continue
+        found[taken["step"]] = taken
+    if not found:
+        raise ValueError("there is no snapshot in it")
+    return [found[step] for step in sorted(found)]
+
+
+def check_snapshot(values: Any) -> dict[str, Any]:
+    """As `analysis.snapshot` makes it: plain numbers, nothing else is let through."""
+    whole = ("channels", "states", "eigenvalues_of", "kernel_length", "stride")
+    layers = [
+        {
+            "name": str(layer["name"]),
+            "kind": str(layer["kind"]),
+            "bidirectional": bool(layer["bidirectional"]),
+            **{name: int(layer[name]) for name in whole},
+            "eigenvalues": [_finite(pair) for pair in layer["eigenvalues"]],
+            "kernels": [
+                {"channel": int(one["channel"]), "values": _finite(one["values"])}
+                for one in layer["kernels"]
+            ],
+            "response": _finite(layer["response"]),
+        }
+        for layer in values["layers"]
+    ]
+    return {"step": int(values["step"]), "length": int(values["length"]), "layers": layers}
+
+
+def _finite(values: Any) -> list[float]:
+    return [float(value) if math.isfinite(value) else 0.0 for value in values]
+
+
+def _notes(values: Any) -> dict[str, str]:
+    return {str(name): str(text) for name, text in values.items()}
+
+
+def _step_times(values: Any) -> dict[str, Any]:
+    """Of `bench step --table1`: the machine, and a row a model."""
+    names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
+    rows = [
+        {
+            "model": str(row["model"]),
+            **{n: None if row[n] is None else float(row[n]) for n in names},
+        }
+        for row in values["models"]
+    ]
+    return {"device": str(values["device"]), "torch": str(values["torch"]), "models": rows}

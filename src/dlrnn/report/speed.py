@@ -1,0 +1,153 @@
+"""The page of speed: time against length, and relative time per step."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlrnn.recipes import table3
+from dlrnn.recipes.paper import row_of
+from dlrnn.report.book import Cell, Table
+from dlrnn.report.html import Html, join, tag
+from dlrnn.report.results import Results, read_json
+from dlrnn.report.svg import Axis, Series, line_plot, shown
+from dlrnn.report.tables import plain_table
+
+MIXERS = {
+    "fused": "DLR, our kernels",
+    "torch": "DLR, plain PyTorch",
+    "listing": "DLR, the paper's listing",
+    "attention bf16": "attention, bf16, without projections",
+    "ceiling": "ceiling for DLR: bytes and products at the H200's rates",
+}
+NO_MIXERS = {"case", "B", "L", "goal", "authors"}
+
+
+class Lengths(NamedTuple):
+    """What `dlrnn bench lengths --json` measured: ms by length, by mixer."""
+
+    device: str
+    times: dict[str, list[tuple[float, float]]]
+
+
+def read_lengths(path: str | Path, problems: list[str]) -> Lengths | None:
+    """None if there is no such file."""
+    return read_json(Path(path), _lengths, problems)
+
+
+def _lengths(values: Any) -> Lengths:
+    times: dict[str, list[tuple[float, float]]] = {}
+    for row in values["cases"]:
+        for name, value in row.items():
+            measured = not name.endswith((" error", " GiB")) and name not in NO_MIXERS
+            if measured and value is not None and 0 < float(value) < math.inf and row["L"] > 0:
+                times.setdefault(str(name), []).append((float(row["L"]), float(value)))
+    return Lengths(str(values["device"]), times)
+
+
+def speed(tables: Sequence[Table], ours: Results, lengths: Lengths | None) -> Html:
+    """Time against length, and relative time per step."""
+    by_length = [
+        tag("p", "Not measured: there is no recorded ", tag("code", "dlrnn bench lengths"), ".")
+    ]
+    if (plot := length_plot(lengths)) is not None and lengths is not None:
+        by_length = [plot, _length_table(lengths)]
+    return join(
+        tag("h1", "Speed"),
+        tag("h2", "Time against length"),
+        tag(
+            "p",
+            "One layer, H 128, N 1024, forward and backward, 65536 positions in sequences of one"
+            " length, or one sequence where it is longer.",
+            class_="lead",
+        ),
+        by_length,
+        tag("h2", "Relative time per step"),
+        tag(
+            "p",
+            "A training step beside one of DLR at the same length, and what the paper says of its"
+            " own hardware.",
+        ),
+        tag("h3", "Tables 1 and 6"),
+        _step_times(ours.step_times, tables),
+        tag("h3", "Table 3"),
+        _higher_order(next(table for table in tables if table.name == "table3")),
+    )
+
+
+def length_plot(lengths: Lengths | None) -> Html | None:
+    """Every mixer, and the ceiling dashed."""
+    if lengths is None or not lengths.times:
+        return None
+    names = [name for name in dict.fromkeys((*MIXERS, *lengths.times)) if name in lengths.times]
+    series = [
+        Series(MIXERS.get(name, name), lengths.times[name], place, dashed=name == "ceiling")
+        for place, name in enumerate(names)
+    ]
+    ticks = sorted({length for one in series for length, _ in one.points})
+    ends = [f"{one.name} {shown(one.points[-1][1])} ms" for one in series]
+    return line_plot(
+        "lengths",
+        f"Time of a layer against its length, {lengths.device}",
+        f"At the longest length of each: {', '.join(ends)}.",
+        series,
+        x=Axis("length", log=True, ticks=ticks[::2] if len(ticks) > 8 else ticks),
+        y=Axis("ms", log=True),
+    )
+
+
+def _length_table(lengths: Lengths) -> Html:
+    names = list(lengths.times)
+    by_length: dict[float, dict[str, float]] = {}
+    for name, points in lengths.times.items():
+        for length, value in points:
+            by_length.setdefault(length, {})[name] = value
+    rows = [
+        [shown(length), *(shown(values[n]) if n in values else "–" for n in names)]
+        for length, values in sorted(by_length.items())
+    ]
+    head = ["length", *(MIXERS.get(name, name) for name in names)]
+    table = plain_table("Milliseconds by length", head, rows)
+    return tag("details", tag("summary", "The same as a table"), table)
+
+
+def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
+    if found is None:
+        command = tag("code", "dlrnn bench step --table1")
+        return tag("p", "Not measured: there is no recorded ", command, ".")
+    names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
+    head = ["model", "ms", "relative", "paper", "2L: ms", "relative", "paper"]
+    titles = {name: title for table in tables for name, title in table.columns.items()}
+    rows = [
+        [
+            titles.get(row["model"], row["model"]),
+            *("–" if row[n] is None else shown(row[n]) for n in names),
+        ]
+        for row in found["models"]
+    ]
+    where = tag("p", f"{found['device']}, torch {found['torch']}.", class_="quiet")
+    return join(where, plain_table("Relative time per step, Tables 1 and 6", head, rows))
+
+
+def _higher_order(table: Table) -> Html:
+    """From the seconds a step of the recorded runs."""
+    rows = []
+    for column, title in table.columns.items():
+        unit = _step_seconds(table.at("dlr", column))
+        for model, name in table.rows.items():
+            here = _step_seconds(table.at(model, column))
+            paper = (row_of("table3_higher_order", name)[table3.COLUMNS[column].title] or {}).get(
+                "relative_time"
+            )
+            if here is None and paper is None:
+                continue
+            relative = "not run" if here is None or unit is None else f"{here / unit:.2f}"
+            ms = "–" if here is None else shown(round(1000 * here, 3))
+            rows.append([title, name, ms, relative, "–" if paper is None else shown(paper)])
+    head = ["task", "model", "ms a step", "relative", "paper"]
+    return plain_table("Relative time per step, Table 3", head, rows)
+
+
+def _step_seconds(cell: Cell | None) -> float | None:
+    records = [r for seeds in (cell.ours.values() if cell else ()) for r in seeds.records]
+    return next((r.seconds_per_step for r in records if r.seconds_per_step), None)

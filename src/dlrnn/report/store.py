@@ -1,0 +1,109 @@
+"""`dlrnn results add`: records of runs into a folder; nothing that is there is lost."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from dlrnn import recipes
+from dlrnn.report.collect import Collected
+from dlrnn.report.records import Record, parse_record
+from dlrnn.report.results import (
+    BREAKDOWNS,
+    CURVES,
+    PICTURES,
+    RECORDS,
+    SNAPSHOTS,
+    Results,
+    curve_bytes,
+    read_lines,
+)
+from dlrnn.train.folder import write_whole
+
+
+def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:
+    """Write what is new; what became of each run, a sentence each.
+
+    A run replaces one of the same recipe, variant and seed if it has more steps, or if `replace`.
+    The same run again changes nothing. Lines that cannot be read stay as they are.
+    """
+    folder = Path(folder)
+    known: dict[tuple[str, str, int, str], Record] = {}
+    foreign = []
+    for line in read_lines(folder / RECORDS):
+        try:
+            record = parse_record(line)
+            known[record.key] = record
+        except ValueError:
+            foreign.append(line)
+    said = []
+    for run in collected:
+        new = run.records[0]
+        there = known.get(new.key)
+        what = f"{run.stem}: {new.steps} of {new.steps_asked} steps"
+        if there is None:
+            said.append(f"{what}, added")
+        elif dataclasses.replace(there, note=new.note) == new:
+            said.append(f"{what}, already there")
+        elif replace or new.steps > there.steps:
+            said.append(f"{what}, replaced one with {there.steps} steps")
+            _remove_files(run.stem, folder)
+        else:
+            said.append(f"{what}, kept the one with {there.steps} steps; --replace takes this one")
+            continue
+        note = new.note or (there.note if there else "")
+        known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
+        _write_files(run, folder)
+    places = {name: place for place, name in enumerate(recipes.RECIPES)}
+    order = sorted(
+        known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.key[:3])
+    )
+    lines = [record.to_line() for record in order] + foreign
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / RECORDS, "".join(f"{line}\n" for line in lines).encode())
+    return said
+
+
+def in_memory(collected: Iterable[Collected], name: str) -> Results:
+    """As if it had been written and read; of two runs of one recipe and seed the longer."""
+    found = Results(name)
+    kept: dict[tuple[str, str, int, str], Collected] = {}
+    for run in collected:
+        there = kept.get(run.records[0].key)
+        if there is None or run.records[0].steps > there.records[0].steps:
+            kept[run.records[0].key] = run
+    for run in kept.values():
+        found.records += run.records
+        found.curves[run.stem] = run.curve
+        if run.breakdown is not None:
+            found.breakdowns[run.stem] = run.breakdown
+        if run.picture is not None:
+            found.pictures[run.stem] = run.picture
+        if run.snapshots is not None:
+            found.snapshots[run.stem] = run.snapshots
+    return found
+
+
+def _write_files(run: Collected, folder: Path) -> None:
+    _write(folder / CURVES / f"{run.stem}.csv", curve_bytes(run.curve))
+    if run.breakdown is not None:
+        content = json.dumps(run.breakdown, indent=1) + "\n"
+        _write(folder / BREAKDOWNS / f"{run.stem}.json", content.encode())
+    if run.picture is not None:
+        _write(folder / PICTURES / f"{run.stem}.png", run.picture)
+    if run.snapshots is not None:
+        lines = [json.dumps(each, separators=(",", ":")) + "\n" for each in run.snapshots]
+        _write(folder / SNAPSHOTS / f"{run.stem}.jsonl", "".join(lines).encode())
+
+
+def _remove_files(stem: str, folder: Path) -> None:
+    """Of a run that is replaced: the new one may not have as many."""
+    for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
+        for path in (folder / kind).glob(f"{stem}.*"):
+            path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)

@@ -1,0 +1,295 @@
+"""The pages in a real browser, headless Chromium: what a visitor does, and what must not happen."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import made_up
+import pytest
+
+from dlrnn.report import read_results
+from dlrnn.report.site import write_site
+
+ROOT = Path(__file__).parent
+PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+)
+CHECKS = (ROOT / "checks.js").read_text()
+PHONE, DESK = {"width": 360, "height": 740}, {"width": 1200, "height": 900}
+
+
+def left_out(why):
+    """Skip, or fail where DLRNN_BROWSER_TESTS says that they are obligatory."""
+    if os.environ.get("DLRNN_BROWSER_TESTS") == "required":
+        pytest.fail(f"the browser tests are required, and {why}")
+    pytest.skip(f"the browser tests are left out: {why}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        left_out(f"none of {', '.join(names)} is installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        left_out("playwright is not installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made-up")
+    results = made_up.write(folder)
+    write_site(folder / "site", [read_results(results, "ours")], folder / "lengths.json")
+    return folder / "site"
+
+
+@pytest.fixture
+def visit(browser, site):
+    """A function that opens a page; at the end nothing may have gone wrong or left the site."""
+    contexts, wrong = [], []
+
+    def opened(name, *, scheme="light", viewport=DESK, at=site, **options):
+        context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+        page.on("request", lambda request: left(request.url, at))
+        file, _, target = name.partition("#")
+        page.goto(f"{(at / file).as_uri()}.html{'#' if target else ''}{target}")
+        return page
+
+    def left(url, at):
+        if not url.startswith((at.as_uri(), "data:")):
+            wrong.append(f"a request left the site: {url}")
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_open_at_once(name, visit, tmp_path):
+    took = []
+    for scheme in ("light", "dark"):
+        start = time.perf_counter()
+        page = visit(name, scheme=scheme)
+        took.append(time.perf_counter() - start)
+        page.wait_for_timeout(50)
+        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+    assert min(took) < 2
+    assert (tmp_path / "light.png").read_bytes() != (tmp_path / "dark.png").read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_nobody_stumbles(name, scheme, visit):
+    """Names, labels, order of headings, contrast; a dialog and all details open."""
+    page = visit(name, scheme=scheme)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    found = page.evaluate(CHECKS)
+    assert not found["wrong"]
+    assert found["texts"] > 15
+    if page.locator("td a").count():
+        page.locator("td a").first.click()
+        assert page.evaluate(CHECKS)["wrong"] == []
+
+
+def test_the_checks_can_fail(visit, tmp_path):
+    (tmp_path / "bad.html").write_text(
+        "<!doctype html><html lang=en><body style='background:#fff'><link rel=icon href='data:,'>"
+        "<h1>a</h1><h3>b</h3><p style='color:#999'>pale</p><img src='data:,'><input>"
+        "<svg></svg><button></button><p id=x></p><p id=x></p><table><tr><td>1</td></tr></table>"
+    )
+    page = visit("bad", at=tmp_path)
+    said = " ".join(page.evaluate(CHECKS)["wrong"])
+    for words in (
+        *("a picture without a name: <img", "a picture without a name: <svg", "contrast 2.85"),
+        *("label: <input", "label: <button", "level 3 after one of level 1", "the id x twice"),
+        "a table without heads",
+    ):
+        assert words in said, words
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_need_not_scroll_sideways(name, visit):
+    page = visit(name, viewport=PHONE)
+    width = "document.documentElement.scrollWidth"
+    assert page.evaluate(width) <= PHONE["width"]
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert page.evaluate(width) <= PHONE["width"]
+    if page.locator("td a").count():
+        page.locator("td a").first.click()
+        inner = page.evaluate(
+            "[...document.querySelectorAll('dialog[open]')].map(d => d.scrollWidth - d.clientWidth)"
+        )
+        assert inner == [0]
+
+
+def test_every_link_leads_somewhere(visit, site):
+    page = visit("index")
+    for name in PAGES:
+        page.locator(f"nav a[href='{name}.html']").click()
+        assert page.url == f"{(site / name).as_uri()}.html"
+        here = page.locator("nav a[aria-current='page']")
+        assert here.get_attribute("href") == f"{name}.html"
+        for link in page.locator("a").evaluate_all(
+            "links => links.map(a => a.getAttribute('href'))"
+        ):
+            file, _, target = link.partition("#")
+            assert not file or (site / file).exists()
+            assert not target or page.locator(f"[id='{target}']").count() == 1
+
+
+@pytest.mark.parametrize("name", [f"table{k}" for k in range(1, 7)])
+def test_every_cell_opens(name, visit):
+    page = visit(name)
+    opened = page.evaluate(
+        """() => [...document.querySelectorAll('td a[aria-haspopup]')].map((link) => {
+             link.click();
+             const all = document.querySelectorAll('dialog[open]');
+             const right = all.length === 1 && '#' + all[0].id === link.hash;
+             const seen = right && all[0].checkVisibility();
+             all[0]?.close();
+             return seen && document.querySelectorAll('dialog[open]').length === 0;
+           })"""
+    )
+    assert len(opened) >= 10
+    assert all(opened)
+
+
+def test_a_cell_with_the_keyboard_alone(visit):
+    page = visit("table1")
+    link = page.locator("td a").first
+    link.focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog[open]")
+    assert dialog.count() == 1
+    assert page.evaluate("document.activeElement.className") == "close"
+    assert "Shift" in dialog.locator("h2").inner_text()
+    for words in ("Command", "Commit", "Hardware", "Steps", "Seeds", "made-up GPU"):
+        assert words in dialog.inner_text()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    tip = dialog.locator(".plot .tip").first
+    assert tip.is_visible()
+    assert "step" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    assert link.evaluate("link => link === document.activeElement")
+
+
+def test_a_cell_has_an_address(visit):
+    page = visit("table1#cell-table1-shift-dlr-1")
+    assert page.locator("dialog[open] h2").inner_text().startswith("Shift")
+    page.locator("dialog[open] .close").click()
+    assert page.locator("dialog").first.is_hidden()
+
+
+def test_without_javascript(visit):
+    page = visit("table1#cell-table1-shift-dlr-1", java_script_enabled=False)
+    assert page.locator("#cell-table1-shift-dlr-1").is_visible()
+    assert page.locator("table.list").is_visible()
+
+
+def test_tables_sort(visit):
+    page = visit("table1")
+    table = page.locator("table.list")
+    head = table.locator("th", has_text="difference")
+    place = head.evaluate("th => th.cellIndex")
+    keys = f"rows => rows.map(row => row.cells[{place}].dataset.sort)"
+    for order, sign in (("ascending", 1), ("descending", -1)):
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == order
+        found = table.locator("tbody tr").evaluate_all(keys)
+        known = [sign * float(key) for key in found if key]
+        assert len(known) > 50
+        assert known == sorted(known)
+        assert "" in found
+        assert found[: len(known)] == [key for key in found if key], "what is missing comes last"
+    table.locator("th", has_text="task").first.locator("button").press("Enter")
+    names = table.locator("tbody th").all_inner_texts()
+    assert names == sorted(names, key=str.lower)
+    assert table.locator("[aria-sort]").count() == 1
+    grid = page.locator("table.grid")
+    grid.locator("thead button").nth(1).click()
+    shown = grid.locator("tbody tr td:nth-child(2)").evaluate_all("c => c.map(d => d.dataset.sort)")
+    known = [float(key) for key in shown if key]
+    assert known == sorted(known)
+
+
+def test_plots_say_their_values(visit):
+    page = visit("table2")
+    plot = page.locator(".plot").first
+    point = plot.locator("[data-t]").nth(2)
+    point.hover(force=True)
+    tip = plot.locator(".tip")
+    assert tip.is_visible()
+    name = point.evaluate("p => p.parentElement.dataset.n")
+    assert tip.inner_text() == f"{name}: {point.get_attribute('data-t')}"
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+    plot.focus()
+    page.keyboard.press("End")
+    last = plot.locator("[data-t]").last.get_attribute("data-t")
+    assert last in tip.inner_text()
+
+
+def test_the_explorer(visit):
+    page = visit("explorer")
+    page.locator("#explorer figure").first.wait_for()
+    assert page.locator("#explorer figure").count() == 4
+    first = page.locator("#explorer").inner_html()
+    assert page.locator("#step-shown").inner_text() == "40000"
+    page.locator("#step").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#step-shown").inner_text() == "20000"
+    assert page.locator("#explorer").inner_html() != first
+    page.keyboard.press("Home")
+    assert page.locator("#step-shown").inner_text() == "0"
+    assert "at step 0" in page.locator("#explorer figcaption").first.inner_text()
+    runs = page.locator("#run option").evaluate_all("all => all.map(one => one.value)")
+    assert len(runs) == 3
+    for run in runs:
+        page.locator("#run").select_option(run)
+        page.wait_for_timeout(100)
+        layers = page.locator("#layer option").count()
+        for layer in range(layers):
+            page.locator("#layer").select_option(str(layer))
+            assert page.locator("#explorer svg [data-t]").count() > 1000
+    assert {page.locator("#layer option").count()} <= {1, 2}
+    page.locator("#explorer .plot").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "|λ|" in page.locator("#explorer .tip").first.inner_text()
+
+
+def test_hostile_records_stay_text(visit, tmp_path):
+    evil = "<img src=x onerror=\"console.log('ran')\"><script>console.log('ran')</script>"
+    layers = made_up.snapshots()
+    for each in layers:
+        each["layers"][0]["name"] = evil
+    run = made_up.run("table1/shift/dlr-1", variant=evil, snapshots=layers)
+    made_up.add([run], tmp_path / "results")
+    found = read_results(tmp_path / "results", evil)
+    write_site(tmp_path / "site", [found, found], tmp_path / "none", [evil])
+    for name in ("index", "table1", "explorer"):
+        page = visit(name, at=tmp_path / "site")
+        page.wait_for_timeout(100)
+        assert page.locator("img").count() == 0
+    assert "onerror" in page.locator("#layer option").first.inner_text()

@@ -1,0 +1,209 @@
+"""Records: lines that are read, refused and kept; runs that become records."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import made_up
+import pytest
+from support import DEVICE
+
+from dlrnn.analysis.snapshot import append_snapshot
+from dlrnn.cli import main
+from dlrnn.models import ModelConfig, build_model
+from dlrnn.report import add, collect, read_results
+from dlrnn.report.records import VERSION, parse_record, stem
+from dlrnn.report.results import curve_bytes, read_curve
+
+SHIFT = "table1/shift/dlr-1"
+SMALL = ["--scale", "tiny", "--batch_size", "2", "--eval_batches", "1", "--eval_every", "2"]
+WHERE = ["--writer", "none", "--device", DEVICE.type]
+
+
+def train(out, *arguments, recipe=SHIFT, steps=4):
+    many = ["--steps", str(steps), "--log_every", "1", "--out", str(out)]
+    assert main(["train", recipe, *SMALL, *many, *WHERE, *arguments]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs") / "run")
+
+
+def lines(folder):
+    return (folder / "records.jsonl").read_text().splitlines()
+
+
+def test_a_line_and_back():
+    made = made_up.record(variant="é|<b>", note="a\nb", commit=None)
+    assert parse_record(made.to_line()) == made
+    assert parse_record(replace(made, value=None).to_line()).value is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": VERSION + 1}, "has version 2, and this dlrnn reads up to 1"),
+        ({"value": "1"}, "'value'"),
+        ({"value": True}, "'value'"),
+        ({"value": math.nan}, "not finite"),
+        ({"recipe": "../../etc"}, "not table/task/model"),
+        ({"steps": 1.5}, "'steps'"),
+        ({"versions": {"torch": 2}}, "'versions'"),
+        ({"colour": 1}, "a field 'colour'"),
+    ],
+)
+def test_lines_that_are_no_records(change, said):
+    line = json.dumps(json.loads(made_up.record().to_line()) | change)
+    with pytest.raises(ValueError, match=said):
+        parse_record(line)
+    for broken, why in (("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "has no")):
+        with pytest.raises(ValueError, match=why):
+            parse_record(broken)
+
+
+def test_names_of_files_are_tame():
+    assert stem("table1/shift/dlr-1", "", 3) == "table1_shift_dlr-1_seed-3"
+    assert stem("table1/../x", "a/b <c>", 0) == "table1__x_a-b-c_seed-0"
+
+
+def test_curves_and_back():
+    curve = {"train loss": [(1, 0.5), (2, 0.25)], "validation R2": [(2, 0.125)]}
+    assert read_curve(curve_bytes(curve)) == curve
+
+
+def test_a_run_becomes_a_record(done):
+    run = collect(done)
+    (record,) = run.records
+    lines = [json.loads(line) for line in (done / "records.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["split"] == "validation"][-1]
+    assert record.recipe == SHIFT
+    assert record.variant == "tiny"
+    assert record.value == pytest.approx(last["R2"], rel=1e-5)
+    assert (record.split, record.steps, record.steps_asked) == ("validation", 4, 40000)
+    assert record.seconds_per_step > 0
+    assert record.wall_seconds > 0
+    assert "steps 4 (" in record.differs
+    assert [step for step, _ in run.curve["validation R2"]] == [2, 4]
+
+
+def test_the_command_makes_the_run_again(done, tmp_path):
+    run = collect(done)
+    words = run.records[0].command.split()
+    assert words[:3] == ["dlrnn", "train", SHIFT]
+    assert main([*words[1:], "--out", str(tmp_path / "again"), *WHERE]) == 0
+    again = collect(tmp_path / "again")
+    assert again.records[0].value == run.records[0].value
+    assert again.curve == run.curve
+
+
+def test_adding_twice_changes_nothing(done, tmp_path, capsys):
+    into = ["--into", str(tmp_path / "results")]
+    assert main(["results", "add", str(done), *into]) == 0
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*")}
+    assert main(["results", "add", str(done.parent), *into]) == 0
+    assert "already there" in capsys.readouterr().out
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*")}
+    assert len(lines(tmp_path / "results")) == 1
+
+
+def test_more_steps_replace(tmp_path):
+    long, short = (made_up.run(SHIFT, variant="x", picture=p) for p in (None, made_up.picture()))
+    short = replace(short, records=[replace(r, steps=10, value=0.1) for r in short.records])
+    long = replace(long, records=[replace(r, steps=20, value=0.2) for r in long.records])
+    add([short], tmp_path)
+    picture = tmp_path / "pictures" / f"{short.stem}.png"
+    assert picture.exists()
+    assert "replaced" in add([long], tmp_path)[0]
+    assert not picture.exists(), "the picture was of the run that is gone"
+    assert "kept the one with 20 steps" in add([short], tmp_path)[0]
+    assert [json.loads(line)["steps"] for line in lines(tmp_path)] == [20]
+    add([short], tmp_path, replace=True)
+    assert [json.loads(line)["steps"] for line in lines(tmp_path)] == [10]
+    add([replace(short, records=[replace(r, note="why") for r in short.records])], tmp_path)
+    add([short], tmp_path)
+    assert [json.loads(line)["note"] for line in lines(tmp_path)] == ["why"]
+
+
+def test_lines_of_others_are_kept(tmp_path):
+    newer = json.dumps({"version": VERSION + 1, "anything": 1})
+    (tmp_path / "records.jsonl").write_text(f"{newer}\n{{broken\n")
+    add([made_up.run(SHIFT)], tmp_path)
+    assert lines(tmp_path)[1:] == [newer, "{broken"]
+    found = read_results(tmp_path, "ours")
+    assert len(found.records) == 1
+    assert [p.partition("line ")[2][:5] for p in found.problems] == ["2, ha", "3, is"]
+
+
+def test_a_run_that_is_not_complete(done, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    (copy / "result.json").unlink()
+    into = ["--into", str(tmp_path / "results")]
+    assert main(["results", "add", str(copy), *into]) == 2
+    assert "is not complete: 4 of 4 steps" in capsys.readouterr().err
+    shutil.copytree(done, tmp_path / "both" / "good")
+    shutil.copytree(copy, tmp_path / "both" / "stopped")
+    assert main(["results", "add", str(tmp_path / "both"), *into]) == 0
+    out, err = capsys.readouterr()
+    assert "left out: " in err
+    assert "added" in out
+    assert main(["results", "add", str(copy), *into, "--unfinished"]) == 0
+    assert main(["results", "add", str(tmp_path / "results"), *into]) == 2
+    assert "there is no run in" in capsys.readouterr().err
+    assert main(["results", "add", str(copy), *into, "--recipe", "table1/shfit"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_tasks_that_are_tested(tmp_path, capsys):
+    path = train(tmp_path / "run", recipe="table3/listops-subtrees/dlr", steps=2)
+    into = ["--into", str(tmp_path / "results")]
+    assert main(["results", "add", str(path), *into]) == 2
+    assert "run `dlrnn eval" in capsys.readouterr().err
+    assert collect(path, unfinished=True).records[0].split == "validation"
+    assert main(["eval", str(path), "--device", DEVICE.type]) == 0
+    assert main(["results", "add", str(path), *into]) == 0
+    found = read_results(tmp_path / "results", "ours")
+    (record,) = found.records
+    assert (record.split, record.metric) == ("test", "accuracy")
+    metrics = json.loads((path / "eval-test.json").read_text())["metrics"]
+    assert record.value == pytest.approx(100 * metrics["accuracy"], rel=1e-5)
+    assert found.breakdowns[record.stem]["by operator"][0]["operator"] == "MIN"
+    assert not found.problems
+
+
+def test_a_commit_for_a_run_outside_a_checkout(done, tmp_path):
+    assert collect(done, commit="abc").records[0].commit != "abc", "it knows its own"
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    environment = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps(environment | {"git": None}))
+    assert collect(copy).records[0].commit is None
+    assert collect(copy, commit="abc").records[0].commit == "abc"
+
+
+def test_pictures_and_layers_come_along(tmp_path):
+    path = train(tmp_path / "run", recipe="table3/pathfinder-segmentation-128/dlr", steps=2)
+    assert main(["eval", str(path), "--device", DEVICE.type]) == 0
+    model = build_model(ModelConfig("dlr", {"d_state": 8}, 4), d_input=1, d_output=1)
+    for step in range(40):
+        append_snapshot(path, model, step, 64)
+    with open(path / "snapshots.jsonl", "a") as file:
+        file.write('{"step": 40, "lay')  # killed here
+    assert main(["results", "add", str(path), "--into", str(tmp_path / "results")]) == 0
+    found = read_results(tmp_path / "results", "ours")
+    (name,) = found.pictures
+    assert {record.metric for record in found.records} == {"macro_f1", "macro_accuracy"}
+    steps = [each["step"] for each in found.snapshots[name]]
+    assert len(steps) == 16
+    assert (steps[0], steps[-1]) == (0, 39)
+
+
+def test_an_own_name_and_variant(done, tmp_path):
+    into = ["--into", str(tmp_path), "--recipe", "table2/256/dlr", "--variant", "fp32 phases"]
+    assert main(["results", "add", str(done), *into]) == 0
+    (record,) = read_results(tmp_path, "ours").records
+    assert (record.recipe, record.variant) == ("table2/256/dlr", "fp32 phases")
+    assert record.steps_asked == 86000

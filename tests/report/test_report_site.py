@@ -1,0 +1,328 @@
+"""The pages without a browser: structure, escaping, what is broken, size; and the Markdown."""
+
+import json
+import random
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import made_up
+import pytest
+
+from dlrnn import recipes
+from dlrnn.cli import main
+from dlrnn.report import add, read_results
+from dlrnn.report.book import counts, difference, make_tables, number, signed
+from dlrnn.report.html import join, tag
+from dlrnn.report.markdown import markdown
+from dlrnn.report.results import Results
+from dlrnn.report.site import LIMIT, write_site
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
+EVIL = "<script>alert(1)</script>\"'&|`<img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """Elements in order, and whether each was closed."""
+
+    VOID = ("meta", "link", "img", "input", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], ""
+        self.feed(text)
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, dict(attributes)))
+        if name not in self.VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_data(self, text):
+        self.text += text
+
+    def all(self, name):
+        return [attributes for each, attributes in self.elements if each == name]
+
+
+def pages(folder):
+    return {path.stem: Page(path.read_text()) for path in folder.glob("*.html")}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made-up")
+    results = made_up.write(folder)
+    said = write_site(folder / "site", [read_results(results, "ours")], folder / "lengths.json")
+    assert said == []
+    return folder / "site"
+
+
+def test_every_page_is_whole(site):
+    found = pages(site)
+    assert sorted(found) == sorted(PAGES)
+    for name, page in found.items():
+        assert len(page.all("h1")) == 1, name
+        for landmark in ("header", "nav", "main", "footer"):
+            assert len(page.all(landmark)) == 1, (name, landmark)
+        assert page.all("html")[0]["lang"] == "en"
+        assert page.all("a")[0]["href"] == "#main", "the skip link comes first"
+        ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+        assert len(ids) == len(set(ids)), name
+        for attributes in page.all("a"):
+            file, _, target = attributes["href"].partition("#")
+            assert not file or (site / file).exists()
+            assert not target or target in ids, target
+        for source in [*page.all("img"), *page.all("script")]:
+            assert "src" not in source or (site / source["src"]).exists()
+            assert "://" not in source.get("src", "")
+
+
+def test_plots_have_names_and_values(site):
+    for name, page in pages(site).items():
+        for attributes in page.all("svg"):
+            named = "aria-labelledby" in attributes and attributes["role"] == "img"
+            assert named or attributes.get("aria-hidden") == "true", name
+        for attributes in page.all("img"):
+            assert len(attributes["alt"]) > 20
+    text = (site / "table2.html").read_text()
+    assert 'data-n="DLR-prod, ours"' in text
+    assert 'data-t="length 16384, R² ' in text
+
+
+def test_a_cell_holds_all_that_is_behind_it(site):
+    page = Page((site / "table1.html").read_text())
+    assert len(page.all("dialog")) == 67
+    assert "dlrnn train table1/shift/dlr-1 --seed 0" in page.text
+    for words in ("Hardware", "made-up GPU", "Commit", "0123456789abcdef", "of 40000", "Seeds"):
+        assert words in page.text
+    assert "Finding: Made up: the rate of the paper" in page.text
+
+
+def test_nothing_of_the_paper_is_in_our_column(tmp_path):
+    write_site(tmp_path, [Results("ours")], tmp_path / "none")
+    for k in range(1, 7):
+        text = (tmp_path / f"table{k}.html").read_text()
+        page = Page(text)
+        assert "Not run: none of" in page.text
+        assert page.text.count("We have not run it") == len(page.all("dialog"))
+        assert 'class="ours"' not in text, "a cell of the grid with a number"
+        assert text.count('class="ours missing">not run<') == len(page.all("dialog")) - (k == 1)
+        links = [a for a in page.all("a") if "aria-label" in a]
+        assert links, "the column of the list"
+        assert all(a["aria-label"].startswith("not run, ") for a in links)
+        assert 'class="badge near"> ' not in text
+
+
+def test_no_results_at_all(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "dlrnn report: there are no results in results: it has no records.jsonl\n"
+    assert "out/report/index.html" in out
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert "there are no results in results" in page
+    (tmp_path / "file").write_text("")
+    assert main(["report", "--out", "file"]) == 2
+
+
+def test_broken_things_are_a_sentence_each(tmp_path, capsys):
+    results, good = tmp_path / "results", made_up.record()
+    add([made_up.run("table1/shift/dlr-1"), made_up.run("table1/shift/dss-1")], results)
+    lines = (results / "records.jsonl").read_text()
+    newer = json.dumps({"version": 99})
+    (results / "records.jsonl").write_text(f"{lines}{{oops\n{newer}\n\n\xff\xfe\n")
+    (results / "curves" / f"{good.stem}.csv").unlink()
+    (results / "notes.json").write_text("[1]")
+    (results / "step-times.json").write_text('{"models": 3}')
+    (results / "breakdowns").mkdir()
+    (results / "breakdowns" / f"{good.stem}.json").write_text("{}")
+    (tmp_path / "lengths.json").write_text('{"cases": [{"L": "x", "fused": "y"}]}')
+    options = ["--results", str(results), "--lengths", str(tmp_path / "lengths.json")]
+    assert main(["report", *options, "--out", str(tmp_path / "site")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    for words in (
+        "line 3, is not JSON",
+        "line 4, has version 99",
+        "line 5, is not JSON",
+        f"the curve {results}/curves/{good.stem}.csv is missing",
+        "notes.json cannot be read",
+        "step-times.json cannot be read",
+        f"breakdowns/{good.stem}.json cannot be read",
+        "lengths.json cannot be read",
+    ):
+        assert sum(words in line for line in said) == 1, (words, said)
+    assert len(said) == 8
+    page = Page((tmp_path / "site" / "table1.html").read_text())
+    assert "8 things could not be read; the rest is shown" in page.text
+    assert "Its curve is missing." in page.text
+    assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damaged_files_stop_nothing(seed, tmp_path):
+    """Any byte of any file may be another."""
+    draw = random.Random(seed)
+    results = made_up.write(tmp_path)
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    nasty = (b"1e999", b"-1", b"9" * 400, b"\\ud800", b"[" * 2000, b"null", b"\xff", b",,,", b"")
+    for path in files:
+        content = path.read_bytes()
+        for _ in range(draw.randrange(4)):
+            at = draw.randrange(len(content) + 1)
+            content = content[:at] + draw.choice(nasty) + content[at + draw.randrange(6) :]
+        path.write_bytes(content)
+    write_site(tmp_path / "site", [read_results(results, "ours")], tmp_path / "lengths.json")
+    assert sorted(pages(tmp_path / "site")) == sorted(PAGES)
+
+
+def test_what_records_hold_is_text(tmp_path):
+    evil = replace(
+        made_up.run("table1/shift/dlr-1"),
+        records=[
+            made_up.record(
+                variant=variant,
+                note=EVIL,
+                command=EVIL,
+                hardware=EVIL,
+                commit=EVIL,
+                metric=metric,
+                recipe=name,
+                differs=EVIL,
+                versions={EVIL: EVIL},
+            )
+            for variant in ("", EVIL)
+            for metric in ("R2", EVIL)
+            for name in ("table1/shift/dlr-1", f"table1/{EVIL.replace('/', '')}/x")
+        ],
+    )
+    layers = made_up.snapshots()
+    layers[0]["layers"][0]["name"] = EVIL
+    add([evil, made_up.run("table1/shift/dss-1", snapshots=layers)], tmp_path / "results")
+    (tmp_path / "results" / "notes.json").write_text(json.dumps({"table1/shift/dlr-1": EVIL}))
+    lengths = made_up.lengths() | {"device": EVIL}
+    lengths["cases"][0][EVIL] = 3.0
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths))
+    found = read_results(tmp_path / "results", EVIL)
+    write_site(tmp_path / "site", [found, found], tmp_path / "lengths.json", [EVIL])
+    for name, page in pages(tmp_path / "site").items():
+        scripts = page.all("script")
+        assert all("src" in a or a.get("type") == "application/json" for a in scripts), name
+        assert not page.all("img"), name
+        assert not any("onerror" in attributes for _, attributes in page.elements)
+    assert "<script>" not in markdown([found])
+
+
+def test_markup_is_escaped_once():
+    made = tag("p", "<&", tag("b", "x"), title='"<')
+    assert made == '<p title="&quot;&lt;">&lt;&amp;<b>x</b></p>'
+    assert join("a", None, ["<", tag("br")]) == "a&lt;<br>"
+
+
+def test_the_site_is_small(tmp_path):
+    """More than there can be: three seeds of everything, and far too many layers."""
+    runs = [made_up.run(name, seed) for name in recipes.RECIPES for seed in range(3)]
+    layers = made_up.snapshots(layers=6, length=4096, states=256) * 3
+    for place, run in enumerate(runs[:40]):
+        many = [dict(each, step=k) for k, each in enumerate(layers)]
+        runs[place] = replace(run, snapshots=many)
+    found = Results("ours")
+    for run in runs:
+        found.records += run.records
+        found.curves[run.stem] = run.curve
+        if run.snapshots:
+            found.snapshots[run.stem] = run.snapshots
+    assert write_site(tmp_path, [found], tmp_path / "none") == []
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert size <= LIMIT
+    assert "Left out, for the size of the pages: " in (tmp_path / "explorer.html").read_text()
+
+
+def test_differences():
+    assert difference("R2", 0.98, 1.0).verdict == "near"
+    assert difference("R2", 0.97, 1.0).verdict == "near"
+    assert difference("R2", 0.969, 1.0).verdict == "worse"
+    assert difference("accuracy", 87.3, 85.7).verdict == "better"
+    assert difference("accuracy", 84.2, 85.7).verdict == "near"
+    assert difference("loss", 2.9, 2.8).verdict == "worse"
+    assert difference("loss", 2.7, 2.8).verdict == "better"
+    assert signed("R2", -0.0001) == "0.000"
+    assert signed("accuracy", 1.26) == "+1.3"
+    assert number("R2", -0.5) == "−0.500"
+
+
+def test_seeds_and_spread():
+    values = (0.5, 0.7)
+    records = [made_up.record(seed=k, value=value) for k, value in enumerate(values)]
+    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
+    assert cell.ours["R2"].mean == pytest.approx(0.6)
+    assert cell.ours["R2"].spread == pytest.approx(0.2)
+    assert cell.verdict == "worse"
+    records.append(made_up.record(seed=2, value=None))
+    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
+    assert cell.ours["R2"].mean is None, "one that diverged is not averaged away"
+
+
+def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
+    """The README's way: train with an own layer, then `report --runs`."""
+    (tmp_path / "somebodys_package.py").write_text(
+        "import torch\n\n\n"
+        "class MyLayer(torch.nn.Module):\n"
+        "    def __init__(self, d_model):\n"
+        "        super().__init__()\n"
+        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
+        "    def forward(self, x):\n"
+        "        return self.mix(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
+    own = ["--model.mixer", "somebodys_package.MyLayer", "--writer", "none", "--device", "cpu"]
+    for task in ("shift", "cumsum"):
+        assert main(["train", f"table1/{task}/dlr-1", *small, "--out", f"my/{task}", *own]) == 0
+    (tmp_path / "my" / "broken").mkdir()
+    (tmp_path / "my" / "broken" / "config.json").write_text("{")
+    add([made_up.run("table1/shift/dlr-1")], "results")
+    assert main(["report", "--runs", "my", "--out", "site"]) == 0
+    assert "dlrnn report: the configuration is not JSON" in capsys.readouterr().err
+    page = (tmp_path / "site" / "table1.html").read_text()
+    column = "yours: somebodys_package.MyLayer, tiny"
+    assert f'<button type="button">{column}' in page
+    table = make_tables([read_results("results", "ours")])[0]
+    assert table.sources == []
+    assert main(["report", "--runs", "nowhere"]) == 2
+    assert "there is no run in nowhere" in capsys.readouterr().err
+
+
+def test_several_results(tmp_path):
+    add([made_up.run("table1/shift/dlr-1")], tmp_path / "a")
+    add([made_up.run("table1/shift/dlr-1", seed=1)], tmp_path / "b")
+    found = [read_results(tmp_path / "a", "ours"), read_results(tmp_path / "b", "b")]
+    table = make_tables(found)[0]
+    assert table.sources == ["b"]
+    cell = table.cells["table1/shift/dlr-1"]
+    assert [len(cell.found[column]["R2"].records) for column in ("ours", "b")] == [1, 1]
+
+
+def test_the_markdown_is_what_the_results_generate():
+    """docs/results.md is never edited by hand."""
+    written = (REPOSITORY / "docs" / "results.md").read_text()
+    again = "run `dlrnn report --markdown docs/results.md` again"
+    assert markdown([read_results(REPOSITORY / "results", "ours")]) == written, again
+    assert "Generated by `dlrnn report" in written.splitlines()[0]
+
+
+def test_the_markdown_alone(tmp_path, capsys):
+    results = made_up.write(tmp_path)
+    options = ["--results", str(results), "--markdown", str(tmp_path / "results.md")]
+    assert main(["report", *options]) == 0
+    assert capsys.readouterr().out == f"written: {tmp_path / 'results.md'}\n"
+    text = (tmp_path / "results.md").read_text()
+    assert text == markdown([read_results(results, "ours")])
+    for line in text.splitlines():
+        if line.startswith("| Shift | DLR, 1 layer"):
+            assert "≈" in line
+    assert "## Table 6" in text
