@@ -142,8 +142,8 @@ def test_what_can_be_asked_for():
     assert len(names) == 6
     assert len(recipes.select("table1", "dlr-1")) == 11
     assert len(recipes.select("table1", "*-fixed/dlr-1*")) == 3
-    with pytest.raises(ValueError, match="no 'table5' to reproduce; there are: table1, table2"):
-        recipes.select("table5")
+    with pytest.raises(ValueError, match="no 'table7' to reproduce; there are: table1, table2"):
+        recipes.select("table7")
     with pytest.raises(ValueError, match="no recipe 'shfit/dlr-1': did you mean 'shift/dlr-1'"):
         recipes.select("table1", "shfit/dlr-1")
 

@@ -92,7 +92,7 @@ def test_what_cannot_be_imported(tmp_path, monkeypatch, data, sentence):
 
 def test_two_files_of_a_split(tmp_path):
     path = write_tar(tmp_path / "lra.tar.xz", {**files(), "new_aan_pairs.test.tsv": b""})
-    with pytest.raises(ValueError, match=r"new_aan_pairs.test.tsv is a second file of test pairs"):
+    with pytest.raises(ValueError, match=r"pairs.test.tsv is a second file of test samples"):
         import_set("retrieval", path, tmp_path / "out")
 
 

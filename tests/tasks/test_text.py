@@ -78,7 +78,7 @@ def test_the_same_shards_whatever_holds_the_files(folder, tmp_path):
         ("aclImdb/train/pos/99_7.txt", b"", "aclImdb/train/pos/99_7.txt is empty"),
         ("aclImdb/test/good/99_7.txt", b"x", "good/99_7.txt has the label 'good'; neg and pos"),
         ("aclImdb/test/pos/new.txt", b"x", "aclImdb/test/pos/new.txt is not named ID_RATING.txt"),
-        ("copy/train/pos/0_0.txt", b"x", "copy/train/pos/0_0.txt is there twice"),
+        ("copy/train/pos/0_0.txt", b"x", "train/pos/0_0 is there twice"),
         ("../train/pos/99_7.txt", b"x", "holds '../train/pos/99_7.txt', whose path climbs out"),
     ],
 )

@@ -1,10 +1,10 @@
-"""One recipe for every number of the paper's Tables 1, 2, 3, 4 and 6: a complete run and its value.
+"""One recipe for every number of the paper's Tables 1 to 6: a complete run and its value.
 
     from dlrnn import recipes
     recipes.get("table1/shift/dlr-1").config
     recipes.reproduce("table1", only="shift/dlr-1", scale="tiny")
 
-Table 5, the language model, and SpeechCommands of Table 4 come with their tasks.
+`dlrnn recipes` lists them.
 """
 
 from dlrnn.recipes.catalogue import RECIPES, TABLES, get

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from dlrnn.recipes import table1, table2, table3, table4, table6
+from dlrnn.recipes import table1, table2, table3, table4, table5, table6
 from dlrnn.recipes.recipe import Recipe
 
 TABLES = {
@@ -10,6 +10,7 @@ TABLES = {
     "table2": table2.RECIPES,
     "table3": table3.RECIPES,
     "table4": table4.RECIPES,
+    "table5": table5.RECIPES,
     "table6": table6.RECIPES,
 }
 RECIPES: dict[str, Recipe] = {each.name: each for table in TABLES.values() for each in table}

@@ -4,6 +4,7 @@ The rates fit the layers that docs/performance.md and the paper's peers were mea
 and backward, fp32, the step captured as a graph. Data and evaluation are not in it.
 """
 
+from dlrnn.models import LanguageConfig
 from dlrnn.train import RunConfig
 
 STEP_MS = 0.5
@@ -22,8 +23,14 @@ FEED_FORWARD = 5
 """Two feed-forward layers of width 16 H, in passes over the elements."""
 
 
+LANGUAGE_OPERATIONS_MS = 4e11
+"""Operations of the language model's matrix products in a millisecond, in bf16: a guess."""
+
+
 def minutes(config: RunConfig) -> float:
     """Expected minutes of all steps."""
+    if isinstance(config.model, LanguageConfig):
+        return _language_minutes(config, config.model)
     model, options = config.model, config.model.mixer_options
     length = config.make_task().input_length
     elements = config.batch_size * length * model.d_model
@@ -38,3 +45,17 @@ def minutes(config: RunConfig) -> float:
         taps = min(length, options.get("kernel_length") or length)
         layer += KERNEL_MS[model.mixer] * kernels * options.get("d_state", 64) * taps
     return config.steps * (STEP_MS + model.layers * layer) / 60_000
+
+
+def _language_minutes(config: RunConfig, model: LanguageConfig) -> float:
+    """Every expert sees its share of the tokens: the work is that of one, whatever their number."""
+    length = config.make_task().input_length
+    tokens = config.batch_size * length
+    layer = 3 * ELEMENT_MS * tokens * model.d_model  # mixer, sorting and moving tokens, two norms
+    if model.mixer == "attention":
+        layer += 0.2 * PAIR_MS * tokens * model.heads * model.d_head * length / 2  # in bf16
+    else:
+        layer += KERNEL_MS["dlr"] * model.d_model * model.d_state * length
+    weights = model.layers * 2 * model.d_model * model.d_ff + model.vocabulary * model.d_embedding
+    products = 6 * tokens * weights / LANGUAGE_OPERATIONS_MS
+    return config.steps * (STEP_MS + model.layers * layer + products) / 60_000

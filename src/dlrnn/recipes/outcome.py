@@ -90,12 +90,29 @@ def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
     records = folder.records()
     if folder.result is None:
         return Outcome(f"{records[-1]['step'] if records else 0} of {config.steps} steps")
-    judged = [record for record in records if record["split"] == "validation"][-1]
-    if config.make_task().kind != "regression":
-        if not (folder.path / TEST).exists():
-            return Outcome("trained, not tested")
-        judged = json.loads((folder.path / TEST).read_text())
-    return Outcome(DONE, {name: as_in_paper(name, judged[name]) for name in recipe.paper})
+    _, found = measured(folder, config)
+    if not found:
+        return Outcome("trained, not tested")
+    return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in recipe.paper})
+
+
+def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float]]:
+    """The split that a run is judged by, and its metrics so far, as fractions; {} if none yet.
+
+    A regression: the last validation. Others: the test of the best checkpoint. `train_loss` is the
+    last that was recorded.
+    """
+    last = {
+        each["split"]: {name: v for name, v in each.items() if name not in ("step", "split")}
+        for each in folder.records()
+    }
+    split = "validation" if config.make_task().kind == "regression" else "test"
+    found: dict[str, float] = last.get(split, {})
+    if split == "test" and (folder.path / TEST).exists():
+        found = json.loads((folder.path / TEST).read_text())
+    if not found:
+        return split, {}
+    return split, found | {"train_loss": last["train"]["loss"]}
 
 
 def _difference(had: dict[str, Any], wanted: dict[str, Any], inside: str = "") -> str:

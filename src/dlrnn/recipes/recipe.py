@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from dlrnn.recipes.cost import minutes
 from dlrnn.train import RunConfig
 
+PLACES = {"R2": 3, "train_loss": 2, "loss": 2}
+"""Metrics that are no percentages, and the places behind the point that are shown."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -31,8 +34,8 @@ def recipe(name: str, config: RunConfig, paper: dict[str, float], *notes: str) -
 
 
 def as_in_paper(metric: str, value: float) -> float:
-    """A metric of ours in the paper's units: R2 as it is, accuracies and F1 in percent.
+    """A metric of ours in the paper's units: R2 and losses as they are, the others in percent.
 
     The only place that converts: records and results hold fractions, `Recipe.paper` does not.
     """
-    return value if metric == "R2" else 100 * value
+    return value if metric in PLACES else 100 * value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from dlrnn.recipes.outcome import DONE, NOT_RUN, Outcome
-from dlrnn.recipes.recipe import Recipe
+from dlrnn.recipes.recipe import PLACES, Recipe
 from dlrnn.recipes.scale import Scale
 
 
@@ -47,8 +47,8 @@ def markdown(table: str, scale: Scale, rows: Sequence[Row]) -> str:
     lines = [
         f"# {table}, {scale}",
         "",
-        "R2 as it is, accuracies and F1 in percent. Ours is the mean over the seeds that are done,"
-        " the spread their largest less their smallest.",
+        "R2 and losses as they are, accuracies and F1 in percent. Ours is the mean over the seeds"
+        " that are done, the spread their largest less their smallest.",
         "",
     ]
     if scale != "full":
@@ -81,6 +81,6 @@ def _lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def numbers(values: Mapping[str, float]) -> str:
-    """R2 to three places, percent to one: "0.998" or "96.8 / 97.7"."""
-    shown = (round(v, 3 if name == "R2" else 1) + 0.0 for name, v in values.items())
+    """R2 to three places, losses to two, percent to one: "0.998" or "96.8 / 97.7"."""
+    shown = (round(v, PLACES.get(name, 1)) + 0.0 for name, v in values.items())
     return " / ".join(f"{v:g}" for v in shown)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from dlrnn.models import ModelConfig
+from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, TaskConfig
@@ -34,14 +34,19 @@ def _tiny(config: RunConfig) -> RunConfig:
     length = replace(config, task=task).make_task().input_length
     share = length / config.make_task().input_length
     batch = min(config.batch_size, 16, max(2, 2**14 // length))
-    steps = min(config.steps, 1000, max(1, 2**21 // (batch * length)))
+    language = isinstance(config.model, LanguageConfig)
+    positions = 2**17 if language else 2**21  # a vocabulary costs more than a tiny model
+    steps = min(config.steps, 1000, max(1, positions // (batch * length)))
     often = -(-steps // 4)
     return replace(
         config,
         task=task,
-        model=_tiny_model(config.model, share, length),
+        model=_tiny_language(config.model, share)
+        if isinstance(config.model, LanguageConfig)
+        else _tiny_model(config.model, share, length),
         steps=steps,
         batch_size=batch,
+        accumulate=min(config.accumulate, 2),
         lr=min(1e-3, config.lr * config.steps / steps),  # fewer steps, larger ones
         warmup=config.warmup * steps // config.steps,
         eval_every=often,
@@ -60,6 +65,8 @@ def _tiny_task(task: TaskConfig) -> TaskConfig:
         "marked": lambda count: count // 4,
     }
     changed = {name: smaller[name](value) for name, value in settings.items() if name in smaller}
+    if TASKS[task.name].kind == "language":
+        changed["held_out"] = 64
     return replace(task, settings={**settings, **changed})
 
 
@@ -80,3 +87,20 @@ def _tiny_model(model: ModelConfig, share: float, length: int) -> ModelConfig:
         for name, value in model.mixer_options.items()
     }
     return replace(model, mixer_options=options, d_model=d_model, layers=min(model.layers, 2))
+
+
+def _tiny_language(model: LanguageConfig, share: float) -> LanguageConfig:
+    return replace(
+        model,
+        experts=min(model.experts, 4),
+        layers=2,
+        d_model=64,
+        d_state=max(4, round(model.d_state * share)),
+        d_embedding=8,
+        d_ff=4 * 64,
+        dt_min=min(model.dt_min / share, 0.5),
+        dt_max=min(model.dt_max / share, 0.5),
+        kernel_length=model.kernel_length and round(model.kernel_length * share),
+        heads=2,
+        d_head=16,
+    )

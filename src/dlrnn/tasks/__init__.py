@@ -10,11 +10,13 @@ from dataclasses import fields
 from typing import Any
 
 from dlrnn.tasks.atomic import ATOMIC
+from dlrnn.tasks.books import PG19
 from dlrnn.tasks.listops_task import ListOps, ListOpsSubTrees
 from dlrnn.tasks.pathfinder_task import Pathfinder, PathfinderSegmentation, PathX
 from dlrnn.tasks.regression import RegressionTask
 from dlrnn.tasks.retrieval import Retrieval
 from dlrnn.tasks.sets import SetTask
+from dlrnn.tasks.speech import SpeechCommands
 from dlrnn.tasks.task import IGNORED, Batch, Task
 from dlrnn.tasks.text import Text
 
@@ -22,7 +24,8 @@ __all__ = ["IGNORED", "TASKS", "Batch", "RegressionTask", "SetTask", "Task", "ge
 
 _ALL: tuple[type[Task], ...] = (
     *ATOMIC,
-    *(ListOpsSubTrees, ListOps, PathfinderSegmentation, Pathfinder, PathX, Text, Retrieval),
+    *(ListOpsSubTrees, ListOps, PathfinderSegmentation, Pathfinder, PathX, Text, Retrieval, PG19),
+    SpeechCommands,
 )
 TASKS = {task.name: task for task in _ALL}
 """Every task by its name."""

@@ -29,6 +29,7 @@ from dlrnn.tasks.shards import (
     PART,
     PROGRESS,
     SHARD_NAME,
+    TOKENIZER,
     Shard,
     Spec,
     listed,
@@ -132,7 +133,7 @@ def _check_folder(folder: Path, header: dict[str, Any]) -> None:
         )
     found = _found(folder)
     if found is None:
-        if any(SHARD_NAME.fullmatch(name) for name in names):
+        if any(SHARD_NAME.fullmatch(name) or name == TOKENIZER for name in names):
             raise ValueError(f"{folder} holds shards of an unknown set; choose another folder")
         return
     for key in ("format", "task", "parameters", "seed", "counts", "shard_rows", "versions"):
@@ -144,7 +145,7 @@ def _check_folder(folder: Path, header: dict[str, Any]) -> None:
 
 def _is_ours(name: str) -> bool:
     whole = name.removesuffix(PART)
-    return whole in (MANIFEST, PROGRESS) or SHARD_NAME.fullmatch(whole) is not None
+    return whole in (MANIFEST, PROGRESS, TOKENIZER) or SHARD_NAME.fullmatch(whole) is not None
 
 
 def _found(folder: Path) -> dict[str, Any] | None:

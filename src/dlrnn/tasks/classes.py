@@ -1,11 +1,13 @@
 """Judging classes: losses and metrics of one batch, without waiting for the device."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.tasks.task import IGNORED
+from dlrnn.tasks.task import IGNORED, Batch
 
 
 def cross_entropy(
@@ -83,3 +85,29 @@ def macro_scores(
         "macro_f1": f1.sum() / seen.sum().clamp(min=1),
         "macro_accuracy": recall.sum() / there.sum().clamp(min=1),
     }
+
+
+class OneClass:
+    """For a task, before its base class: one answer a sequence, one of `d_output` classes."""
+
+    kind: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
+    pooled: ClassVar[bool] = True
+
+    @property
+    def output_length(self) -> int:
+        """One answer."""
+        return 1
+
+    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
+        """Cross-entropy."""
+        return cross_entropy(output, batch.targets, totals)
+
+    def totals(self, batch: Batch) -> Tensor:
+        """Answers that count."""
+        return counted(batch.targets)
+
+    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Accuracy of one batch; average over batches."""
+        return {"accuracy": accuracy(output, batch.targets)}

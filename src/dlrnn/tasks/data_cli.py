@@ -1,4 +1,4 @@
-"""What `dlrnn data build | verify | list` do; `dlrnn.cli` parses and prints errors."""
+"""What `dlrnn data build`, `import`, `fetch` ... do; `dlrnn.cli` parses and prints errors."""
 
 import contextlib
 import json
@@ -18,6 +18,7 @@ from rich.progress import (
 
 from dlrnn.tasks import listops, nearest, pathfinder, shards
 from dlrnn.tasks.build import build_set
+from dlrnn.tasks.fetch import download
 from dlrnn.tasks.imports import import_set
 
 SETS: dict[str, Callable[..., shards.Spec]] = {
@@ -64,13 +65,26 @@ def build(
 
 
 def import_(
-    name: str, path: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None
+    name: str,
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Import what the user has, with a progress bar; by default into `data/NAME`."""
+    folder = Path("data") / name if out is None else out
     with _bar(name, "samples") as progress:
-        return import_set(
-            name, path, Path("data") / name if out is None else out, progress=progress
-        )
+        return import_set(name, path, folder, tokenizer=tokenizer, progress=progress)
+
+
+def fetch(
+    name: str,
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Download the official release and import it."""
+    return import_(name, download(name), tokenizer=tokenizer, out=out)
 
 
 def verify(folder: str | os.PathLike[str]) -> list[str]:

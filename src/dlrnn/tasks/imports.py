@@ -9,10 +9,10 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -25,6 +25,7 @@ from dlrnn.tasks.shards import (
     PART,
     PROGRESS,
     SHARD_NAME,
+    TOKENIZER,
     Shard,
     own_hash,
     verify,
@@ -42,7 +43,7 @@ class ImportedSet:
     name: str
     parameters: Mapping[str, Any]
     rows: Callable[[Path], Iterator[Row]]
-    """The samples in what is at a path, in one pass."""
+    """The samples in what is at a path; a generator may return a remark, for the user."""
     schema: pa.Schema
     layout: str
     """What is looked for, for a sentence."""
@@ -57,6 +58,8 @@ class ImportedSet:
     seed: int = 0
     bytes_per_sample: int = 0
     unique: str | None = None
+    tokenizer: bytes | None = None
+    """The tokenizer.json that makes the samples, kept with them."""
 
     def table(self, split: str, rows: range, attempts: Mapping[int, int]) -> pa.Table:
         """Refused: nothing is drawn."""
@@ -76,21 +79,30 @@ def import_set(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    tokenizer: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
     """Write the set of the task `name` from a folder, an archive or a file at `path`."""
-    sets = imported_sets()
+    sets = imported_sets(tokenizer)
     if name not in sets:
         raise ValueError(f"there is no set {name!r} to import; there are: {', '.join(sets)}")
+    if tokenizer is not None and sets[name].tokenizer is None:
+        raise ValueError(f"{name} takes no tokenizer")
     return write_set(sets[name], path, out, progress=progress)
 
 
-def imported_sets() -> dict[str, ImportedSet]:
+def imported_sets(tokenizer: str | os.PathLike[str] | None = None) -> dict[str, ImportedSet]:
     """Every set that can be imported, by the name of its task."""
+    from dlrnn.tasks.books import books_set
+    from dlrnn.tasks.lra import listops_release, path_x_release, pathfinder_release
     from dlrnn.tasks.retrieval import retrieval_set  # these import this file
+    from dlrnn.tasks.speech import speech_set
     from dlrnn.tasks.text import text_set
 
-    return {made.name: made for made in (text_set(), retrieval_set())}
+    books = books_set(None if tokenizer is None else Path(tokenizer))
+    lra = (listops_release(), pathfinder_release(), path_x_release())
+    made = (text_set(), retrieval_set(), *lra, speech_set(), books)
+    return {each.name: each for each in made}
 
 
 def write_set(
@@ -160,6 +172,7 @@ class _Importer:
         self.waiting: dict[str, list[Mapping[str, Any]]] = {split: [] for split in SPLITS[:3]}
         self.entries: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS[:3]}
         self.counts = dict.fromkeys(SPLITS[:3], 0)
+        self.remark: str | None = None
 
     def make(self, source: Path) -> None:
         """All of it, from the beginning; what goes wrong leaves nothing."""
@@ -167,7 +180,7 @@ class _Importer:
             _write(self.folder / PROGRESS, json.dumps(self.header).encode() + b"\n")
         self._clear()
         try:
-            for split, row in self.spec.rows(source):
+            for split, row in self._rows(source):
                 self._add(split, row)
             for split in SPLITS[:3]:
                 self._flush(split)
@@ -180,11 +193,16 @@ class _Importer:
             raise
         self._finish()
 
+    def _rows(self, source: Path) -> Iterator[Row]:
+        rows = cast("Generator[Row, None, str | None]", self.spec.rows(source))
+        self.remark = yield from rows
+
     def _clear(self) -> None:
         """Remove the manifest and the shards, never before it is noted that they are ours."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
         for path in sorted(self.folder.iterdir()):
-            if path.name.endswith(PART) or SHARD_NAME.fullmatch(path.name):
+            ours = path.name.endswith(PART) or SHARD_NAME.fullmatch(path.name)
+            if ours or path.name == TOKENIZER:
                 path.unlink()
 
     def _add(self, split: str, row: Mapping[str, Any]) -> None:
@@ -221,8 +239,12 @@ class _Importer:
 
     def _finish(self) -> None:
         """The manifest: from now on the set is whole."""
+        if self.spec.tokenizer is not None:
+            _write(self.folder / TOKENIZER, self.spec.tokenizer)
         written = [entry for split in SPLITS[:3] for entry in self.entries[split]]
         manifest = {**self.header, "counts": self.counts, "shards": written}
+        if self.remark is not None:
+            manifest["remark"] = self.remark
         manifest["sha256"] = own_hash(manifest)
         _write(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         (self.folder / PROGRESS).unlink()

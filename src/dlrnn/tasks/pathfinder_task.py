@@ -11,14 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks import pathfinder
-from dlrnn.tasks.classes import (
-    accuracy,
-    balanced_cross_entropy,
-    class_counts,
-    counted,
-    cross_entropy,
-    macro_scores,
-)
+from dlrnn.tasks.classes import OneClass, balanced_cross_entropy, class_counts, macro_scores
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
 
@@ -57,9 +50,20 @@ class _Pathfinder(SetTask):
 
     def preview(self, *, split: str = "train", step: int = 0) -> Figure:
         """Four images above, their masks, if it has any, below."""
-        spec = self.spec()
-        images = [spec.draw(split, 4 * step + k) for k in range(4)]
+        spec, numbers = self.spec(), range(4 * step, 4 * step + 4)
+        if self.folder is None:
+            images = [spec.draw(split, number) for number in numbers]
+        else:
+            images = [_stored(sample, spec.resolution) for sample in self._read(split, numbers)]
         return pathfinder.preview(images, masks=spec.masks)
+
+
+def _stored(sample: Mapping[str, Any], resolution: int) -> pathfinder.Image:
+    """What a preview shows of a sample of a set; the rest is not read."""
+    pixels = sample["image"].reshape(resolution, resolution)
+    mask = sample["mask"].reshape(pixels.shape) if "mask" in sample else np.zeros_like(pixels)
+    label = int(sample["label"]) if "label" in sample else int(mask.max() == 2)
+    return pathfinder.Image(pixels, mask, label, margin=0.0, distractors=0, attempt=0)
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,9 @@ class PathfinderSegmentation(_Pathfinder):
 
 
 @dataclass(frozen=True)
-class _OneLabel(_Pathfinder):
+class _OneLabel(OneClass, _Pathfinder):
     """Are the two discs on one path?"""
 
-    kind: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
-    pooled: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("image", "label")
 
     @property
@@ -125,26 +125,9 @@ class _OneLabel(_Pathfinder):
         """No and yes."""
         return 2
 
-    @property
-    def output_length(self) -> int:
-        """One answer."""
-        return 1
-
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         labels = torch.tensor([int(sample["label"]) for sample in samples])
         return Batch(self._pixels(samples), labels)
-
-    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
-        """Cross-entropy."""
-        return cross_entropy(output, batch.targets, totals)
-
-    def totals(self, batch: Batch) -> Tensor:
-        """Answers that count."""
-        return counted(batch.targets)
-
-    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Accuracy of one batch; average over batches."""
-        return {"accuracy": accuracy(output, batch.targets)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ taken as it stands there, also where it was written as Python's `b'...'`.
 """
 
 import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from matplotlib.figure import Figure
 
-from dlrnn.tasks.archives import Entry, entries
+from dlrnn.tasks.archives import Entry
 from dlrnn.tasks.imports import ImportedSet, Row
+from dlrnn.tasks.layouts import split_files, text_lines
 from dlrnn.tasks.task import Batch
 from dlrnn.tasks.text import ByteTask, padded, text_figure
 
@@ -54,15 +54,7 @@ def retrieval_set(length: int = 4000) -> ImportedSet:
 
 
 def _pairs(path: Path, length: int) -> Iterator[Row]:
-    seen: set[str] = set()
-    for entry in entries(path):
-        found = _PAIRS.fullmatch(entry.name)
-        if found is None:
-            continue
-        split = _SPLITS[found[1]]
-        if split in seen:
-            raise ValueError(f"{path}: {entry.name} is a second file of {split} pairs")
-        seen.add(split)
+    for split, entry in split_files(path, _PAIRS, _SPLITS):
         for pair in _rows(path, entry, length):
             yield split, pair
 
@@ -70,7 +62,8 @@ def _pairs(path: Path, length: int) -> Iterator[Row]:
 def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))
     with entry.open() as file:
-        reader = csv.reader(_lines(f"{path}: {entry.name}", file), delimiter="\t", strict=True)
+        lines = text_lines(f"{path}: {entry.name}", file, _LONGEST)
+        reader = csv.reader(lines, delimiter="\t", strict=True)
         while True:
             where = f"{path}: {entry.name} line {reader.line_num + 1}"
             try:
@@ -92,18 +85,6 @@ def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
                 "id1": id1,
                 "id2": id2,
             }
-
-
-def _lines(where: str, file: io.BufferedReader) -> Iterator[str]:
-    number = 0
-    while line := file.readline(_LONGEST + 1):
-        number += 1
-        if len(line) > _LONGEST:
-            raise ValueError(f"{where} line {number} is longer than {_LONGEST} bytes")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError:
-            raise ValueError(f"{where} line {number} is not UTF-8") from None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 folder/train-00000.parquet ...   `shard_rows` samples each, a function of the spec and the number
 folder/manifest.json             what the set is, rows and SHA-256 of every shard; written last
 folder/progress.jsonl            while it is being built: what it will be, then a line a shard
+folder/tokenizer.json            of a set of tokens: what made them; its SHA-256 is a parameter
 
 `build.py` writes them; here is what a set is, how it is checked and how it is read.
 """
@@ -27,6 +28,7 @@ from dlrnn.tasks.random import SPLITS
 FORMAT = 1
 KEPT = 2**28  # bytes of decoded row groups that a reader keeps
 MANIFEST, PROGRESS, PART = "manifest.json", "progress.jsonl", ".part"
+TOKENIZER = "tokenizer.json"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet")
 
 
@@ -161,6 +163,12 @@ def verify(
         if rows != count:
             problems.append(f"the shards of {split} hold {rows} samples, not {count}")
     known = {entry["file"] for entry in manifest["shards"]} | {MANIFEST}
+    if (digest := manifest["parameters"].get("tokenizer")) is not None:
+        known.add(TOKENIZER)
+        if not (folder / TOKENIZER).is_file():
+            problems.append(f"{TOKENIZER} is missing")
+        elif sha256(folder / TOKENIZER) != digest:
+            problems.append(f"{TOKENIZER} is damaged: its SHA-256 is not the manifest's")
     extra = sorted(path.name for path in folder.iterdir() if path.name not in known)
     return problems + [f"{name} does not belong to the set" for name in extra]
 
@@ -272,10 +280,11 @@ class Split:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Arrays for lists and bytes; what has a fixed size as Python has it."""
+    """Arrays for lists and bytes; text and what has a fixed size as Python has it."""
     if isinstance(value, pa.ListScalar):
         return value.values.to_numpy()
-    if isinstance(value, pa.BinaryScalar) and not isinstance(value, pa.FixedSizeBinaryScalar):
+    as_it_is = (pa.FixedSizeBinaryScalar, pa.StringScalar)
+    if isinstance(value, pa.BinaryScalar) and not isinstance(value, as_it_is):
         return np.frombuffer(value.as_buffer(), dtype=np.uint8)
     return value.as_py()
 

@@ -43,14 +43,16 @@ class Task(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    kind: ClassVar[str]  # regression, tagging or classification
-    metric: ClassVar[str]  # the entry of `metrics` that counts; more is better
+    kind: ClassVar[str]  # regression, tagging, classification or language
+    metric: ClassVar[str]  # the entry of `metrics` that counts, or "loss"
+    less_is_better: ClassVar[bool] = False  # of that metric
     probes: ClassVar[str]
     metric_names: ClassVar[tuple[str, ...]]  # the entries of `metrics`
     causal: ClassVar[bool]  # made for models that read from left to right
     pair: ClassVar[bool] = False  # a sample is two sequences, [B, 2, T]
     drawable: ClassVar[bool] = True  # samples can be made without a set on disk
     pooled: ClassVar[bool] = False  # one answer a sequence instead of one a position
+    gives_targets: ClassVar[bool] = False  # a model gets them, too: it answers with -log p of each
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -87,6 +89,10 @@ class Task(ABC):
     @abstractmethod
     def output_length(self) -> int:
         """The prediction is the model's output at so many last positions; 1 if pooled."""
+
+    def files(self) -> dict[str, bytes]:
+        """What must be kept with a model of it, by name: a tokenizer."""
+        return {}
 
     # ------------------------------------------------------------------------------ batches
 
@@ -137,6 +143,15 @@ class Task(ABC):
     @abstractmethod
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Of one batch; average over batches."""
+
+    def weight(self, batch: Batch) -> int:
+        """Of a batch in that average: as in the paper, each counts the same."""
+        del batch
+        return 1
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        """Averages of loss and metrics, and what follows from them."""
+        return means
 
     @abstractmethod
     def preview(self, *, split: str = "train", step: int = 0) -> Figure:

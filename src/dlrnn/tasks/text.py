@@ -3,7 +3,8 @@
 The official test split is the test split. Of the official training split, a review is held out for
 validation if the SHA-256 of its name is divisible by 10, about a tenth of them: the same reviews
 whatever holds the files. (The films of the test split are others; validation shares films with
-training and is a little easier.)
+training and is a little easier.) Reviews in the Hub's Parquet files have no names but their places
+there, so others are held out, about as many.
 """
 
 import codecs
@@ -11,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +24,9 @@ from torch import Tensor
 
 from dlrnn.tasks import shards
 from dlrnn.tasks.archives import Entry, entries
-from dlrnn.tasks.classes import accuracy, counted, cross_entropy
+from dlrnn.tasks.classes import OneClass
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw
+from dlrnn.tasks.layouts import hub_split, parquet_rows
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
 
@@ -47,7 +49,7 @@ def text_set(length: int = 2048) -> ImportedSet:
                 pa.field("review", pa.string(), False),
             ]
         ),
-        layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt",
+        layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt or {train,test}-*-of-*.parquet",
         splits=("train", "test"),
         shard_rows=2**15,
         group_rows=64,
@@ -58,27 +60,51 @@ def text_set(length: int = 2048) -> ImportedSet:
 
 def _reviews(path: Path, length: int) -> Iterator[Row]:
     seen: set[bytes] = set()
-    for entry in entries(path):
-        found = _REVIEW.fullmatch(entry.name)
-        if found is None or found[2] == _UNLABELLED:
-            continue
-        split, label, stem = found.groups()
-        if label not in _LABELS:
-            names = "neg and pos are known"
-            raise ValueError(f"{path}: {entry.name} has the label {label!r}; {names}")
-        if not re.fullmatch(r"\d+_\d+", stem, re.ASCII):
-            raise ValueError(f"{path}: {entry.name} is not named ID_RATING.txt")
-        review = f"{split}/{label}/{stem}"
+    for review, label, text in _found(path, length):
         digest = _digest(review)
         if digest in seen:
-            raise ValueError(f"{path}: {entry.name} is there twice")
+            raise ValueError(f"{path}: {review} is there twice")
         seen.add(digest)
+        split = review.partition("/")[0]
         if split == "train" and int.from_bytes(digest) % 10 == 0:
             split = "validation"
-        yield (
-            split,
-            {"tokens": _text(path, entry, length), "label": _LABELS[label], "review": review},
-        )
+        yield split, {"tokens": text, "label": label, "review": review}
+
+
+def _found(path: Path, length: int) -> Iterator[tuple[str, int, bytes]]:
+    """The name of each review, its label and its text."""
+    seen: dict[bool, str] = {}  # is it Parquet? one that is, one that is not
+    for entry in entries(path):
+        hub, found = hub_split(entry.name), _REVIEW.fullmatch(entry.name)
+        if hub is None and (found is None or found[2] == _UNLABELLED):
+            continue
+        seen.setdefault(hub is not None, entry.name)
+        if len(seen) == 2:
+            raise ValueError(f"{path} holds {seen[True]} and {seen[False]}; keep one of the two")
+        if hub is not None:
+            yield from _rows(path, entry, hub, length)
+        elif found is not None:
+            split, label, stem = found.groups()
+            if label not in _LABELS:
+                names = "neg and pos are known"
+                raise ValueError(f"{path}: {entry.name} has the label {label!r}; {names}")
+            if not re.fullmatch(r"\d+_\d+", stem, re.ASCII):
+                raise ValueError(f"{path}: {entry.name} is not named ID_RATING.txt")
+            yield f"{split}/{label}/{stem}", _LABELS[label], _text(path, entry, length)
+
+
+def _rows(path: Path, entry: Entry, split: str, length: int) -> Iterator[tuple[str, int, bytes]]:
+    """The reviews of a Parquet file of the Hub, which have no names but their places."""
+    names = {label: name for name, label in _LABELS.items()}
+    for number, row in enumerate(parquet_rows(path, entry, ["text", "label"])):
+        text, label = row["text"], row["label"]
+        where = f"{path}: {entry.name} row {number}"
+        if label not in names:
+            raise ValueError(f"{where} has the label {label!r}; 0 and 1 are known")
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{where} has no text")
+        name = f"{split}/{names[label]}/{PurePosixPath(entry.name).stem}/{number}"
+        yield name, label, text.encode()[:length]
 
 
 def _digest(review: str) -> bytes:
@@ -106,16 +132,12 @@ def _text(path: Path, entry: Entry, length: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class ByteTask(SetTask):
+class ByteTask(OneClass, SetTask):
     """Texts byte by byte, two classes. Token 0 is padding, byte b is token b + 1."""
 
     length: int = 0
 
-    kind: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     causal: ClassVar[bool] = False
-    pooled: ClassVar[bool] = True
     drawable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -140,11 +162,6 @@ class ByteTask(SetTask):
         """Longer texts are cut."""
         return self.length
 
-    @property
-    def output_length(self) -> int:
-        """One answer."""
-        return 1
-
     def _fixed(self) -> dict[str, Any]:
         return {}
 
@@ -156,18 +173,6 @@ class ByteTask(SetTask):
 
     def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
         raise ValueError(no_draw(self.name))
-
-    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
-        """Cross-entropy."""
-        return cross_entropy(output, batch.targets, totals)
-
-    def totals(self, batch: Batch) -> Tensor:
-        """Answers that count."""
-        return counted(batch.targets)
-
-    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Accuracy of one batch; average over batches."""
-        return {"accuracy": accuracy(output, batch.targets)}
 
 
 @dataclass(frozen=True)
@@ -212,12 +217,22 @@ def padded(
 
 
 def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> Figure:
-    """The first 1200 bytes of each text, with a title above."""
+    """The beginnings of texts in bytes, with a title above each."""
+    return page_figure(
+        [
+            (title, bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace"))
+            for title, tokens in titled
+        ]
+    )
+
+
+def page_figure(titled: Sequence[tuple[str, str]]) -> Figure:
+    """The first 1200 characters of each text, with a title above."""
     figure = Figure(figsize=(11, 5 * len(titled)), layout="constrained")
-    for axes, (title, tokens) in zip(
+    for axes, (title, text) in zip(
         figure.subplots(len(titled), squeeze=False)[:, 0], titled, strict=True
     ):
-        start = bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace")
+        start = text[:1200]
         plain = "".join(sign if sign.isprintable() and sign.isascii() else " " for sign in start)
         lines = "\n".join(plain[place : place + 100] for place in range(0, len(plain), 100))
         axes.text(0, 1, lines, va="top", family="monospace", parse_math=False)

@@ -1,0 +1,73 @@
+"""What the layouts of imported sets share: a file a split, lines of text, Parquet of the Hub."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from dlrnn.tasks.archives import ArchiveError, Entry, entries
+
+LONGEST_LINE = 2**24  # bytes
+_AT_ONCE = 64  # rows of Parquet
+_HUB = re.compile(r"(?:.*/)?(train|validation|test)-\d{5}-of-\d{5}[^/]*\.parquet")
+
+
+def split_files(
+    path: Path, pattern: re.Pattern[str], splits: Mapping[str, str]
+) -> Iterator[tuple[str, Entry]]:
+    """The one file of each split; the first group of `pattern` is a key of `splits`."""
+    seen: set[str] = set()
+    for entry in entries(path):
+        found = pattern.fullmatch(entry.name)
+        if found is None:
+            continue
+        split = splits[found[1]]
+        if split in seen:
+            raise ValueError(f"{path}: {entry.name} is a second file of {split} samples")
+        seen.add(split)
+        yield split, entry
+
+
+def text_lines(where: str, file: io.BufferedReader, longest: int = LONGEST_LINE) -> Iterator[str]:
+    """Lines of UTF-8 with their ends; `where` they are, for a sentence."""
+    number = 0
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            raise ValueError(f"{where} line {number} is longer than {longest} bytes")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{where} line {number} is not UTF-8") from None
+
+
+def hub_split(name: str) -> str | None:
+    """The split of a Parquet file that is named as on the Hugging Face Hub, else None."""
+    found = _HUB.fullmatch(name)
+    return found[1] if found else None
+
+
+def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Some columns of a Parquet file in a folder, row by row."""
+    where = f"{path}: {entry.name}"
+    with entry.open() as file:
+        if not file.seekable():
+            raise ArchiveError(
+                f"{where} is Parquet inside an archive; unpack it and give the folder"
+            )
+        try:
+            parquet = pq.ParquetFile(file, pre_buffer=False)
+            known = parquet.schema_arrow.names
+            if lacking := [name for name in columns if name not in known]:
+                raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
+            for batch in parquet.iter_batches(_AT_ONCE, columns=columns, use_threads=False):
+                yield from batch.to_pylist()
+        except UnicodeDecodeError:
+            raise ArchiveError(f"{where} is not UTF-8") from None
+        except (pa.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None

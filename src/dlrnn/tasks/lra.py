@@ -1,0 +1,204 @@
+"""ListOps, Pathfinder and Path-X of the Long Range Arena's release, for the tasks that draw them.
+
+ListOps: `basic_{train,val,test}.tsv`, with the columns Source and Target.
+
+Pathfinder: `pathfinder32/curv_contour_length_14/imgs/K/sample_N.png`, in Path-X `pathfinder128`,
+and `metadata/K.npy`, a row an image: folder, file, number, label, and how it was drawn. In the
+release these are lines of text in spite of their name; the original program writes arrays of
+strings. Both are read. 80% of the images train, 10% validate, 10% test. LRA takes them in the order
+in which TFDS keeps them, which only TFDS knows; here it is the split of S4's loader, on which S4,
+S4D and what was built on them report: a permutation by torch with seed 42 of the metadata's rows.
+"""
+
+import io
+import re
+from collections.abc import Generator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from PIL import Image
+
+from dlrnn.tasks import listops, pathfinder
+from dlrnn.tasks.archives import Entry, entries
+from dlrnn.tasks.imports import ImportedSet, Row
+from dlrnn.tasks.layouts import split_files, text_lines
+
+# ---------------------------------------------------------------------------------- ListOps
+
+_TREES = re.compile(r"(?:.*/)?basic_(train|val|test)\.tsv")
+_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+_LONGEST = 2000  # tokens of an expression
+
+
+def listops_release() -> ImportedSet:
+    """Expressions, whose targets are checked."""
+    return ImportedSet(
+        name="listops",
+        parameters={**listops.lra().parameters, "release": "LRA"},
+        rows=_expressions,
+        schema=pa.schema([listops.SCHEMA.field(name) for name in ("tokens", "label")]),
+        layout="basic_{train,val,test}.tsv",
+        splits=("train", "validation", "test"),
+        shard_rows=2**13,
+        group_rows=64,
+        writer={"use_dictionary": ["label"]},
+    )
+
+
+def _expressions(path: Path) -> Iterator[Row]:
+    for split, entry in split_files(path, _TREES, _SPLITS):
+        for row in _trees(f"{path}: {entry.name}", entry):
+            yield split, row
+
+
+def _trees(where: str, entry: Entry) -> Iterator[dict[str, Any]]:
+    with entry.open() as file:
+        lines = (line.rstrip("\r\n").split("\t") for line in text_lines(where, file))
+        head = next(lines, [])
+        if sorted(head) != ["Source", "Target"]:
+            raise ValueError(f"{where} begins with {head[:4]}, not with Source and Target")
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) != 2:
+                raise ValueError(f"{where} line {number} has {len(cells)} columns, not 2")
+            row = dict(zip(head, cells, strict=True))
+            yield _tree(f"{where} line {number}", row["Source"], row["Target"])
+
+
+def _tree(where: str, source: str, target: str) -> dict[str, Any]:
+    try:
+        value, tokens = listops.evaluate(source), listops.from_text(source)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if target != str(value):
+        raise ValueError(f"{where} has the label {target[:40]!r}; its value is {value}")
+    if len(tokens) > _LONGEST:
+        raise ValueError(f"{where} has {len(tokens)} tokens; at most {_LONGEST} were expected")
+    return {"tokens": tokens.tobytes(), "label": value}
+
+
+# ---------------------------------------------------------------------------------- Pathfinder
+
+_FILE = re.compile(r"(?:(.*)/)?curv_contour_length_14/(imgs/\d+/[^/.][^/]*\.png|metadata/\d+\.\w+)")
+_LABEL = 3  # its place in a row of metadata
+_SEED = 42
+_LARGEST = {"metadata": 2**26, "imgs": 2**20}  # bytes
+
+
+def pathfinder_release() -> ImportedSet:
+    """LRA's 32 x 32."""
+    return _images(pathfinder.lra())
+
+
+def path_x_release() -> ImportedSet:
+    """LRA's 128 x 128."""
+    return _images(pathfinder.path_x())
+
+
+def _images(drawn: pathfinder.Pathfinder) -> ImportedSet:
+    fields = [drawn.schema.field(name) for name in ("image", "label")]
+    folder = f"pathfinder{drawn.resolution}/curv_contour_length_14"
+    return ImportedSet(
+        name=drawn.name,
+        parameters={"resolution": drawn.resolution, "release": "LRA"},
+        rows=partial(_labelled, resolution=drawn.resolution),
+        schema=pa.schema([*fields, pa.field("file", pa.string(), False)]),
+        layout=f"{folder}/{{imgs/K/sample_N.png,metadata/K.npy}}",
+        splits=("train", "validation", "test"),
+        shard_rows=drawn.shard_rows,
+        group_rows=drawn.group_rows,
+        writer=drawn.writer,
+    )
+
+
+def _labelled(path: Path, resolution: int) -> Generator[Row, None, str | None]:
+    """Images with their labels; `entries` are gone through twice, for the labels first."""
+    rows: dict[int, list[tuple[str, int]]] = {}
+    for name, where, data in _files(path, resolution, "metadata"):
+        number = int(name.split("/")[1].partition(".")[0])
+        if number in rows:
+            raise ValueError(f"{where} is there twice")
+        rows[number] = list(_metadata(where, data))
+    images = [row for number in sorted(rows) for row in rows[number]]
+    places = split_images(images)
+    if len(places) != len(images):
+        raise ValueError(f"{path}: the metadata name an image twice, or more")
+    del rows, images
+    unlabelled = 0
+    for name, where, data in _files(path, resolution, "imgs"):
+        if name not in places:
+            unlabelled += 1
+            continue
+        split, label = places.pop(name)
+        yield split, {"image": _pixels(where, data, resolution), "label": label, "file": name}
+    if places:
+        raise ValueError(f"{path}: {next(iter(places))} is in the metadata and not there")
+    return f"left out: {unlabelled} images without metadata" if unlabelled else None
+
+
+def split_images(images: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """The split and the label of each file."""
+    held_out = len(images) // 10
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED)).tolist()
+    train = len(images) - 2 * held_out
+    splits = ["train"] * train + ["validation"] * held_out + ["test"] * held_out
+    return {images[k][0]: (split, images[k][1]) for k, split in zip(order, splits, strict=True)}
+
+
+def _files(path: Path, resolution: int, kind: str) -> Iterator[tuple[str, str, bytes]]:
+    """The name from `imgs` or `metadata` on, where it is, and the content of each such file."""
+    for entry in entries(path):
+        found = _FILE.fullmatch(entry.name)
+        if found is None or not found[2].startswith(kind):
+            continue
+        size = re.search(r"pathfinder(\d+)", found[1] or "")
+        if size is not None and int(size[1]) != resolution:
+            continue
+        where = f"{path}: {entry.name}"
+        with entry.open() as file:
+            data = file.read(_LARGEST[kind] + 1)
+        if len(data) > _LARGEST[kind]:
+            raise ValueError(f"{where} has more than {_LARGEST[kind]} bytes")
+        yield found[2], where, data
+
+
+def _metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
+    """The file and the label of each row."""
+    for number, row in enumerate(_cells(where, data), start=1):
+        if len(row) <= _LABEL:
+            raise ValueError(f"{where} row {number} has {len(row)} entries; the label is the 4th")
+        folder, name, label = row[0], row[1], row[_LABEL]
+        if label not in ("0", "1"):
+            raise ValueError(
+                f"{where} row {number} has the label {label[:40]!r}; 0 and 1 are known"
+            )
+        yield f"{folder}/{name}", int(label)
+
+
+def _cells(where: str, data: bytes) -> list[list[str]]:
+    try:
+        if not data.startswith(b"\x93NUMPY"):
+            return [line.split() for line in data.decode().splitlines()]
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, MemoryError, EOFError):  # UnicodeDecodeError is a ValueError
+        raise ValueError(f"{where} is neither text nor an array of strings") from None
+    if array.ndim != 2 or array.dtype.kind not in "US":
+        raise ValueError(f"{where} is no table of strings: {array.dtype} {array.shape}")
+    return [[str(cell) for cell in row] for row in array.astype(str)]
+
+
+def _pixels(where: str, data: bytes, resolution: int) -> bytes:
+    """Row by row from the top."""
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            size = image.size
+            pixels = image.convert("L").tobytes() if size == (resolution, resolution) else b""
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        raise ValueError(f"{where} is damaged or not PNG") from None
+    if not pixels:
+        expected = f"{resolution} x {resolution} were expected"
+        raise ValueError(f"{where} is {size[0]} x {size[1]} pixels; {expected}")
+    return pixels

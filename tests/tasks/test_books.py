@@ -1,0 +1,259 @@
+"""PG-19: books in, the same stream of tokens out, whatever holds them; flat memory; refusals."""
+
+import hashlib
+import io
+import itertools
+import shutil
+import tarfile
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import WORDS, run_python, tiny_books, tiny_tokenizer
+
+from dlrnn import tasks
+from dlrnn.tasks import books, shards
+from dlrnn.tasks.books import books_set, make_tokenizer
+from dlrnn.tasks.imports import import_set, write_set
+
+TEXT = " ".join(WORDS[(k * k) % 30] for k in range(200))
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer())
+    return tmp_path / "tokenizer.json"
+
+
+def ids(text):
+    return [2 + WORDS.index(word) for word in text.split()]
+
+
+def stream(folder, split):
+    """The tokens of a split, put together again."""
+    blocks = [row["tokens"] for row in shards.read(folder, split)]
+    for before, after in itertools.pairwise(blocks):
+        assert before[-1] == after[0]
+    return [*np.concatenate([block[:-1] for block in blocks]).tolist(), int(blocks[-1][-1])]
+
+
+def official(folder, text=TEXT):
+    for split in ("train", "validation", "test"):
+        (folder / split).mkdir(parents=True)
+        for number in range(2):
+            content = f"{WORDS[number]} {text}"
+            (folder / split / f"{number}.txt").write_text(content)
+    return folder
+
+
+# ---------------------------------------------------------------------------------- import
+
+
+def test_books_one_after_the_other_with_the_end_token_behind_each(tmp_path, tokenizer):
+    source = official(tmp_path / "books")
+    folder = write_set(books_set(tokenizer, 16), source, tmp_path / "set")
+    whole = [t for k in range(2) for t in [*ids(f"{WORDS[k]} {TEXT}"), 1]]
+    for split in ("train", "validation", "test"):
+        assert stream(folder, split) == whole[: (len(whole) - 1) // 16 * 16 + 1]
+    assert (folder / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    told = shards.load_manifest(folder)["parameters"]
+    assert told["vocabulary"] == 32
+    assert told["tokenizer"] == hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    assert shards.verify(folder) == []
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    assert shards.verify(folder) == ["tokenizer.json is damaged: its SHA-256 is not the manifest's"]
+
+
+def test_every_container_gives_the_same_bytes(tmp_path, tokenizer):
+    source = official(tmp_path / "books")
+    with tarfile.open(tmp_path / "books.tar.xz", "w:xz") as tar:
+        tar.add(source, "books")
+    with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
+        for path in sorted(source.rglob("*.txt")):
+            archive.write(path, f"x/{path.relative_to(source)}")
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "validation", "test"):
+        texts = [path.read_text() for path in sorted((source / split).iterdir())]
+        table = pa.table({"short_book_title": ["a", "b"], "text": texts})
+        pq.write_table(table, tmp_path / "rows" / f"{split}-00000-of-00001.parquet")
+    made = []
+    for name in ("books", "books.tar.xz", "books.zip", "rows"):
+        folder = write_set(books_set(tokenizer, 16), tmp_path / name, tmp_path / f"set-{name}")
+        made.append({p.name: p.read_bytes() for p in folder.glob("*.parquet")})
+    assert made[0] == made[1] == made[2] == made[3]
+
+
+def test_pieces_are_cut_before_a_space(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(books, "PIECE", 50)
+    monkeypatch.setattr(books, "_AT_ONCE", 3)
+    source = official(tmp_path / "books", TEXT.replace(" ", "\r\n", 20) + " " + "x" * 120)
+    for path in source.rglob("*.txt"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # the mark of UTF-8
+    folder = write_set(books_set(tokenizer, 16), source, tmp_path / "set")
+    assert stream(folder, "train")[:200] == ids(f"{WORDS[0]} {TEXT}")[:200]
+    pieces = list(books._pieces(iter(["aa bb", " cc " + "d" * 120, " e"])))
+    assert "".join(pieces) == "aa bb cc " + "d" * 120 + " e"
+    assert [len(piece) for piece in pieces] == [8, 50, 50, 23]
+
+
+def test_plain_books_are_held_out_by_their_names(tmp_path, tokenizer):
+    folder = tmp_path / "novels"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"book{number}.txt").write_text(f"{WORDS[number % 30]} " * 40)
+    found = write_set(books_set(tokenizer, 8), folder, tmp_path / "set")
+    expected = {"train": [], "validation": [], "test": []}
+    for name in sorted(path.name for path in folder.iterdir()):
+        digit = int.from_bytes(hashlib.sha256(name.encode()).digest()) % 10
+        expected[{0: "test", 1: "validation"}.get(digit, "train")].append(name)
+    assert all(len(names) > 1 for names in expected.values())
+    for split, names in expected.items():
+        first = ids((folder / names[0]).read_text())[0]
+        assert stream(found, split)[:41] == [first] * 40 + [1]
+        assert shards.load_manifest(found)["counts"][split] == (41 * len(names) - 1) // 8
+
+
+def not_utf8(folder):
+    (folder / "test" / "1.txt").write_bytes(b"good \xff bad")
+
+
+def climbs(folder):
+    with tarfile.open(folder.with_suffix(".tar"), "w") as tar:
+        info = tarfile.TarInfo("../train/1.txt")
+        tar.addfile(info, io.BytesIO())
+    shutil.rmtree(folder)
+    folder.with_suffix(".tar").rename(folder)
+
+
+def mixed(folder):
+    (folder / "zzz.txt").write_text("w1")
+
+
+def damaged(folder):
+    (folder / "train" / "a.parquet").write_bytes(b"PAR1 no")
+
+
+def no_text(folder):
+    pq.write_table(pa.table({"words": ["a"]}), folder / "train" / "a.parquet")
+
+
+def no_validation(folder):
+    shutil.rmtree(folder / "validation")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (not_utf8, r"test/1.txt is not UTF-8"),
+        (climbs, r"'../train/1.txt', whose path climbs out of the folder"),
+        (mixed, r"holds test/0.txt in a folder of a split and zzz.txt in none; keep one"),
+        (damaged, r"a.parquet is damaged: "),
+        (no_text, r"a.parquet has no column 'text'; it has \['words'\]"),
+        (no_validation, r"holds no validation samples of pg19; books .* 16 tokens a split, was"),
+    ],
+)
+def test_what_cannot_be_imported_leaves_nothing(tmp_path, tokenizer, harm, sentence):
+    source = official(tmp_path / "books")
+    harm(source)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        write_set(books_set(tokenizer, 16), source, tmp_path / "sets" / "a")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "sets").exists()
+
+
+def test_tokenizers_that_cannot_be(tmp_path, tokenizer):
+    source = official(tmp_path / "books")
+    out = tmp_path / "set"
+    with pytest.raises(ValueError, match="pg19 needs a tokenizer: say --tokenizer FILE"):
+        import_set("pg19", source, out)
+    with pytest.raises(ValueError, match=r"there is no file .*no.json; a tokenizer.json was"):
+        import_set("pg19", source, out, tokenizer=tmp_path / "no.json")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bad.json is not a tokenizer.json: "):
+        import_set("pg19", source, out, tokenizer=tmp_path / "bad.json")
+    with pytest.raises(ValueError, match="text takes no tokenizer"):
+        import_set("text", source, out, tokenizer=tokenizer)
+    endless = tiny_tokenizer().replace(b"</s>", b"<s>")
+    with pytest.raises(ValueError, match="x has no end token; </s>, "):
+        books.end_token(make_tokenizer(endless, "x"), "x")
+    assert not out.exists()
+    out.mkdir()
+    shutil.copy(tokenizer, out)
+    with pytest.raises(ValueError, match="holds shards of an unknown set"):
+        import_set("pg19", source, out, tokenizer=tokenizer)
+    assert (out / "tokenizer.json").exists(), "a user's file stays"
+
+
+def test_memory_is_flat(tmp_path, tokenizer):
+    """8 MB in one line: a fixed amount beyond what the imports take."""
+    (tmp_path / "books").mkdir()
+    for split in ("train", "validation", "test"):
+        (tmp_path / "books" / split).mkdir()
+        times = 5000 if split == "train" else 2
+        (tmp_path / "books" / split / "a.txt").write_text(f"{'word ' * 320}" * times)
+    code = """
+import resource, sys
+from pathlib import Path
+from dlrnn.tasks.books import books_set
+from dlrnn.tasks.imports import write_set
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = Path(sys.argv[1])
+write_set(books_set(base / "tokenizer.json", 256), base / "books", base / "set")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    assert float(run_python(code, str(tmp_path))) < 60  # MB
+
+
+# ---------------------------------------------------------------------------------- the task
+
+
+def test_targets_are_the_next_tokens(tmp_path):
+    folder = tiny_books(tmp_path)
+    task = tasks.get("pg19", folder=folder, length=32)
+    batch = task.sample(3, split="validation")
+    tokens = torch.tensor(stream(folder, "validation"))
+    assert torch.equal(batch.inputs.flatten(), tokens[:96])
+    assert torch.equal(batch.targets.flatten(), tokens[1:97])
+    assert (task.vocabulary, task.d_output, task.input_length) == (32, 32, 32)
+    assert set(task.files()) == {"tokenizer.json"}
+
+
+def test_shorter_sequences_are_parts_of_blocks(tmp_path):
+    folder = tiny_books(tmp_path)
+    whole, short = (tasks.get("pg19", folder=folder, length=n) for n in (32, 8))
+    assert short.count("test") == 4 * whole.count("test") == 4 * 21
+    blocks = whole.sample(21, split="test").inputs
+    parts = short.sample(84, split="test").inputs
+    assert torch.equal(parts.view(4, 21, 8).transpose(0, 1).reshape(21, 32), blocks)
+    every = torch.cat([short.sample(21, step=k).inputs for k in range(4)])
+    trained = whole.sample(21).inputs.view(-1, 8)
+    assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, trained.tolist()))
+    assert tasks.get("pg19", folder=folder, length=8, held_out=5).count("test") == 5
+
+
+def test_loss_and_perplexity():
+    task = tasks.get("pg19", length=4)
+    batch = tasks.Batch(torch.zeros(2, 4).long(), torch.zeros(2, 4).long())
+    surprises = torch.arange(8.0).view(2, 4)
+    assert task.loss(surprises, batch) == 3.5
+    halves = [tasks.Batch(*(part[k : k + 1] for part in batch[:2])) for k in range(2)]
+    total = sum(task.totals(half) for half in halves)
+    assert sum(task.loss(surprises[k : k + 1], halves[k], total) for k in range(2)) == 3.5
+    assert task.summary({"loss": 0.0}) == {"loss": 0.0, "perplexity": 1.0}
+    assert task.weight(batch) == 8
+
+
+def test_settings_that_cannot_be(tmp_path):
+    folder = tiny_books(tmp_path)
+    with pytest.raises(ValueError, match="32 tokens, which a length of 5 does not divide"):
+        tasks.get("pg19", folder=folder, length=5).count("train")
+    with pytest.raises(ValueError, match="the length must be at least 1, not 0"):
+        tasks.get("pg19", length=0)
+    with pytest.raises(ValueError, match="held_out must be at least 0, not -1"):
+        tasks.get("pg19", held_out=-1)
+    with pytest.raises(ValueError, match="pg19 is real data"):
+        tasks.get("pg19").sample(1)
+    assert tasks.get("pg19", folder=folder, length=32).preview().axes[0].texts

@@ -1,0 +1,324 @@
+"""Speech Commands: clips from folders and archives, their split, and the task over them."""
+
+import functools
+import hashlib
+import io
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+import torch
+from test_archives import write_folder, write_tar, write_zip
+
+from dlrnn.cli import main
+from dlrnn.tasks import imports, shards
+from dlrnn.tasks.imports import import_set
+from dlrnn.tasks.speech import UNIT, WORDS, SpeechCommands, hashed_split
+
+SPLITS = ("train", "validation", "test")
+SPEAKERS = [f"{number:08x}" for number in range(12)]
+
+
+def wave(word, number):
+    """A clip's samples: a few are shorter than a second."""
+    length = 16_000 if number % 3 else 9_000 + 100 * number
+    noise = np.random.default_rng([WORDS.index(word), number])
+    return noise.integers(-(2**15), 2**15, length).astype(np.int16)
+
+
+def encoded(samples, kind="WAV", rate=16_000, subtype="PCM_16"):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+@functools.cache
+def clips(kind="wav"):
+    return {
+        f"{word}/{speaker}_nohash_{number}.{kind}": encoded(wave(word, number), kind)
+        for word in WORDS[:4]
+        for number, speaker in enumerate(SPEAKERS)
+    }
+
+
+OTHERS = {
+    "bed/0a_nohash_0.wav": b"not looked at",
+    "_background_noise_/tap.wav": b"",
+    "README.md": b"\xff",
+    "LICENSE": b"",
+    "yes/._00000000_nohash_0.wav": b"of a Mac",
+}
+
+
+def official(split_of):
+    """The official lists, which name clips that are not there, too."""
+    lists = {"validation": ["bed/gone_nohash_0.wav"], "test": []}
+    for name in clips():
+        if (split := split_of(name)) != "train":
+            lists[split].append(name)
+    files = {"validation_list.txt": lists["validation"], "testing_list.txt": lists["test"]}
+    return {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items()}
+
+
+def manifest(split_of, kind="flac"):
+    rows = ["split\tlabel\tpath\tsamples\n"]
+    for name in clips(kind):
+        word, _, file = name.partition("/")
+        samples = len(wave(word, int(file.partition(".")[0].rpartition("_")[2])))
+        rows.append(f"{split_of(name)}\t{word}\t{name}\t{samples}\n")
+    return "".join(rows).encode()
+
+
+def by_hash(name):
+    """The official rule, as its authors state it."""
+    speaker = name.partition("/")[2].partition("_nohash_")[0]
+    share = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % (2**27) * (100.0 / (2**27 - 1))
+    return "validation" if share < 10 else "test" if share < 20 else "train"
+
+
+def by_number(name):
+    return SPLITS[int(name.partition(".")[0].rpartition("_")[2]) % 3]
+
+
+def stored(folder):
+    return {split: pq.read_table(folder / f"{split}-00000.parquet").to_pylist() for split in SPLITS}
+
+
+def assert_all_there(folder, split_of):
+    found = stored(folder)
+    assert sum(map(len, found.values())) == 48
+    for split, rows in found.items():
+        for row in rows:
+            word, _, stem = row["clip"].partition("/")
+            assert split_of(f"{row['clip']}.wav") == split
+            assert row["label"] == WORDS.index(word)
+            assert np.array_equal(row["samples"], wave(word, int(stem.rpartition("_")[2])))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    source = write_tar(path / "speech.tar.gz", {**clips(), **OTHERS}, "w:gz")
+    return import_set("speech-commands", source, path / "set")
+
+
+# ---------------------------------------------------------------------------------- importing
+
+
+def test_without_lists_the_official_rule_decides(folder):
+    assert shards.verify(folder) == []
+    assert_all_there(folder, by_hash)
+    assert {by_hash(name) for name in clips()} == set(SPLITS)
+    for speaker, split in (("00f0204f", "train"), ("026290a7", "validation"), ("022cd682", "test")):
+        assert hashed_split(speaker) == split  # of the official lists
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_the_official_lists_decide_where_they_are(tmp_path, kind):
+    files = {f"speech/{name}": data for name, data in (clips() | official(by_number)).items()}
+    write = {"folder": write_folder, "zip": write_zip, "tar": write_tar}[kind]
+    out = import_set("speech-commands", write(tmp_path / f"x.{kind}", files), tmp_path / "set")
+    assert_all_there(out, by_number)
+
+
+def test_a_manifest_decides_and_flac_is_read(tmp_path):
+    files = {**clips("flac"), "MANIFEST.tsv": manifest(by_number)}
+    source = write_tar(tmp_path / "x.tar", {f"a/{k}": v for k, v in files.items()}, "w")
+    assert_all_there(import_set("speech-commands", source, tmp_path / "set"), by_number)
+
+
+def hub_files(path, change=None):
+    """As `datasets` writes a set of sounds."""
+    path.mkdir(parents=True)
+    for split in SPLITS:
+        names = [name for name in clips() if by_number(name) == split] + ["bed/0a_nohash_0.wav"]
+        audio = [{"bytes": clips().get(name, b""), "path": name} for name in names]
+        rows = {"file": names, "audio": audio, "label": [0] * len(names)}
+        pq.write_table(pa.table(rows), path / f"{split}-00000-of-00001.parquet")
+    return path
+
+
+def test_parquet_of_the_hub(tmp_path):
+    out = import_set("speech-commands", hub_files(tmp_path / "v0.02"), tmp_path / "set")
+    assert_all_there(out, by_number)
+
+
+def test_damaged_parquet(tmp_path):
+    path = hub_files(tmp_path / "v0.02")
+    file = path / "test-00000-of-00001.parquet"
+    data = file.read_bytes()
+    pq.write_table(pa.table({"file": ["yes/a_nohash_0.wav"], "audio": [None]}), file)
+    refused(path, tmp_path, "test-00000-of-00001.parquet row 0 has no file or no audio")
+    pq.write_table(pa.table({"sound": [1]}), file)
+    refused(path, tmp_path, r"test-00000-of-00001.parquet has no column 'file'; it has \['sound'\]")
+    for broken in (data[:-100], b"PAR1", b""):
+        file.write_bytes(broken)
+        refused(path, tmp_path, "test-00000-of-00001.parquet.* is damaged: ")
+    archive = write_tar(tmp_path / "x.tar", {"train-00000-of-00001.parquet": data})
+    refused(archive, tmp_path, "is Parquet inside an archive; unpack it and give the folder")
+
+
+def test_other_words_are_counted_and_said(folder, tmp_path, capsys):
+    said = "left out: 2 clips of 2 other words (_background_noise_, bed)"
+    assert shards.load_manifest(folder)["remark"] == said
+    source = write_folder(tmp_path / "source", {**clips(), **OTHERS})
+    assert (
+        main(["data", "import", "speech-commands", str(source), "--out", str(tmp_path / "a")]) == 0
+    )
+    assert capsys.readouterr().out == f"{said}\nthe set is in {tmp_path / 'a'}\n"
+
+
+# ---------------------------------------------------------------------------------- refusing
+
+
+def refused(source, tmp_path, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        import_set("speech-commands", source, tmp_path / "out")
+    assert source.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+GOOD, FLAC = encoded(wave("yes", 1)), encoded(wave("yes", 1), "FLAC")
+NEW = "yes/ffffffff_nohash_0.wav"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        (NEW, GOOD[:-1], "is damaged: it is cut off"),
+        (NEW, GOOD[:1000], "is damaged: it is cut off"),
+        (NEW, GOOD[:30], "is damaged: it is cut off"),
+        (NEW, GOOD[:12], "is damaged: it is cut off"),
+        (NEW, b"", "is damaged: "),
+        (NEW, b"something else", "is damaged: "),
+        (
+            NEW,
+            b"RIFF" + struct.pack("<I", 2**31) + GOOD[8:40] + b"\xff" * 4,
+            "is damaged: it is cut",
+        ),
+        (NEW.replace("wav", "flac"), FLAC[:-100], r"ffffffff_nohash_0.flac is damaged: "),
+        (NEW.replace("wav", "flac"), FLAC[:200], r"ffffffff_nohash_0.flac is damaged: "),
+        (
+            NEW.replace("wav", "flac"),
+            FLAC[:9000] + bytes(300) + FLAC[9300:],
+            r"ffffffff_nohash_0.flac is damaged: ",
+        ),
+        (NEW, encoded(wave("yes", 1), rate=8000), "has 8000 samples a second, not 16000"),
+        (NEW, encoded(np.zeros((100, 2), np.int16)), "has 2 channels, not 1"),
+        (NEW, encoded(np.zeros(0, np.int16)), "has 0 samples; 1 to 16000 were expected"),
+        (NEW, encoded(np.zeros(16_001, np.int16)), "has 16001 samples; 1 to 16000"),
+        (NEW, encoded(np.zeros(50), subtype="FLOAT"), "is WAV FLOAT; WAV or FLAC of 16 bits was"),
+        (
+            NEW,
+            encoded(np.zeros(200_000, np.int16)),
+            "has more than 259072 bytes; 16000 samples have less",
+        ),
+        ("yes/hello.wav", GOOD, "yes/hello.wav is not named SPEAKER_nohash_NUMBER"),
+        ("copy/yes/00000000_nohash_0.flac", FLAC, "00000000_nohash_0.flac is there twice"),
+        ("../yes/ffffffff_nohash_0.wav", GOOD, "whose path climbs out of the folder"),
+        ("validation_list.txt", b"", "holds validation_list.txt and no testing_list.txt; both"),
+        ("testing_list.txt", b"yes\n", "testing_list.txt line 1 names no clip: 'yes'"),
+        ("testing_list.txt", b"caf\xe9", "testing_list.txt line 1 is not UTF-8"),
+        ("MANIFEST.tsv", b"split\tlabel\n", "line 1 is not split, label, path, samples"),
+    ],
+)
+def test_what_cannot_be_imported(tmp_path, name, data, sentence):
+    source = write_tar(tmp_path / "speech.tar", {**clips(), name: data}, "w")
+    refused(source, tmp_path, sentence)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            b"train\tyes\t",
+            b"train\tno\t",
+            "line 2 has the label 'no' for yes/00000000_nohash_0.flac",
+        ),
+        (b"train\tyes\t", b"dev\tyes\t", "line 2 has the split 'dev'"),
+        (b"\t9000\n", b"\t9001\n", "nohash_0.flac has 9000 samples, not 9001 as in MANIFEST.tsv"),
+        (b"00000000_nohash_0.flac", b"0_nohash_0.flac", "00000000_nohash_0.flac is not in MANIF"),
+        (b"\t9000\n", b"\tmany\n", "line 2 names no clip and its samples"),
+        (
+            b"samples\n",
+            b"samples\ntrain\tup\tup/a_nohash_0.flac\t5\n",
+            "up/a_nohash_0 is in MANIFEST",
+        ),
+        (b"\tyes\t", b"\t", "line 2 is not split, label, path, samples"),
+    ],
+)
+def test_a_wrong_manifest(tmp_path, old, new, sentence):
+    text = manifest(by_number).replace(old, new, 1)
+    source = write_zip(tmp_path / "speech.zip", {**clips("flac"), "MANIFEST.tsv": text})
+    refused(source, tmp_path, sentence)
+
+
+def test_lists_that_contradict_and_two_of_them(tmp_path):
+    lists = official(by_number)
+    both = dict.fromkeys(lists, lists["testing_list.txt"])
+    source = write_tar(tmp_path / "a.tar", {**clips(), **both}, "w")
+    refused(source, tmp_path, r"yes/00000002_nohash_2 is in the other list, too")
+    source = write_tar(tmp_path / "b.tar", {**clips(), **lists, "a/testing_list.txt": b""}, "w")
+    refused(source, tmp_path, r"a/testing_list.txt is a second testing_list.txt")
+
+
+def test_damaged_archives_and_nothing_in_them(tmp_path):
+    for mode in ("w", "w:gz", "w:xz"):
+        source = write_tar(tmp_path / "speech.tar", clips(), mode)
+        source.write_bytes(source.read_bytes()[:100_000])
+        refused(source, tmp_path, "speech.tar is damaged")
+    refused(write_tar(tmp_path / "x.tar", OTHERS), tmp_path, "holds no train samples of speech-com")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    source = write_tar(tmp_path / "speech.tar", clips(), "w")
+
+    def full(path, data):
+        if path.suffix == ".parquet":
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, data)
+
+    write = imports._write
+    monkeypatch.setattr(imports, "_write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        import_set("speech-commands", source, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------------------------- the task
+
+
+def test_the_task(folder):
+    task = SpeechCommands(folder=folder)
+    sizes = task.d_input, task.d_output, task.input_length, task.output_length
+    assert sizes == (1, 10, 16_000, 1)
+    assert task.vocabulary is None
+    rows = stored(folder)["train"]
+    count = task.count("train")
+    assert count == len(rows)
+    batch = task.sample(count)  # an epoch
+    assert (batch.inputs.shape, batch.inputs.dtype) == ((count, 16_000, 1), torch.float32)
+    assert batch.lengths is None
+    expected = {}
+    for row in rows:
+        padded = np.zeros(16_000, dtype=np.int16)
+        padded[: len(row["samples"])] = row["samples"]
+        expected[padded.tobytes()] = row["label"]
+    for wave, label in zip(batch.inputs[..., 0].double(), batch.targets, strict=True):
+        assert expected.pop(np.round(wave.numpy() * UNIT).astype(np.int16).tobytes()) == label
+    logits = torch.nn.functional.one_hot(batch.targets, 10).double()
+    assert task.metrics(logits, batch)["accuracy"] == 1
+    assert task.loss(logits, batch).item() == pytest.approx(np.log(1 + 9 * np.exp(-1)))
+    assert len(task.preview().axes) == 4
+
+
+def test_a_preview_from_the_command_line(folder, tmp_path, capsys):
+    preview = ["tasks", "preview", "speech-commands", "--out", str(tmp_path / "x.png")]
+    assert main([*preview, "--folder", str(folder)]) == 0
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    assert main(preview) == 2
+    assert "speech-commands is real data, not drawn on the spot" in capsys.readouterr().err
