@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-gpu bench pictures format clean
+.PHONY: help demo test test-gpu bench pictures report format clean
 
 help:
 	@echo "make demo      train DLR against attention on two tasks (two minutes) and draw out/demo.png"
@@ -11,6 +11,7 @@ help:
 	@echo "make test-gpu  the same tests on a CUDA device, with the python that is active"
 	@echo "make bench     the layer against the paper's listing, on this machine"
 	@echo "make pictures  draw the pictures of docs/ again"
+	@echo "make report    the pages of the results, out/report/index.html, and docs/results.md"
 	@echo "make format    let ruff format and fix"
 	@echo "make clean     remove .venv and caches"
 
@@ -39,6 +40,9 @@ bench: $(READY)
 
 pictures: $(READY)
 	@$(BIN)/python docs/draw.py
+
+report: $(READY)
+	@$(BIN)/dlrnn report --out out/report --markdown docs/results.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -52,3 +52,31 @@ def run_python(code: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+WORDS = [f"w{k}" for k in range(30)]
+
+
+def tiny_tokenizer() -> bytes:
+    """A tokenizer.json of 30 words; it cuts at spaces, and asks for truncation, as some do."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {token: k for k, token in enumerate(["<unk>", "</s>", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(5)
+    return tokenizer.to_str().encode()
+
+
+def tiny_books(folder, *, length: int = 32, words: int = 700):
+    """A set of pg19 in `folder`/set, of three books in a language of 30 words, one a split."""
+    from dlrnn.tasks.books import books_set
+    from dlrnn.tasks.imports import write_set
+
+    (folder / "tokenizer.json").write_bytes(tiny_tokenizer())
+    for place, split in enumerate(("train", "validation", "test")):
+        (folder / "books" / split).mkdir(parents=True)
+        text = " ".join(WORDS[(k + place) ** 2 % 30] for k in range(words))
+        (folder / "books" / split / "book.txt").write_text(text)
+    spec = books_set(folder / "tokenizer.json", length)
+    return write_set(spec, folder / "books", folder / "set")

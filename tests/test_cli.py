@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 import time
 
 import pytest
@@ -36,6 +37,7 @@ def test_doctor_proves_every_op(capsys):
         "channel_vandermonde",
         "channel_adjoint",
         "convolution",
+        "mix",
         "step",
     ]
     assert all(row["ok"] and row["error"] < 1e-6 for row in report["ops"])
@@ -74,7 +76,7 @@ def test_bench_gives_no_number_on_red(capsys, monkeypatch):
 
 def test_bench_notices_an_error_that_every_precision_has(capsys, monkeypatch):
     only_first = lambda u, right, left=None: u * right[:, 0]  # noqa: E731
-    monkeypatch.setattr("dlrnn.ops.convolution", only_first)
+    monkeypatch.setattr(sys.modules["dlrnn.ops.mixing"], "convolution", only_first)
     assert main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"]) == 1
     assert "no number on red" in capsys.readouterr().err
 
@@ -303,7 +305,7 @@ def test_python_dash_m():
 def test_tasks(capsys, tmp_path):
     assert main(["tasks", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 18
+    assert len(rows) == 20
     assert rows[0] | {"probes": ""} == {
         **{"name": "shift", "kind": "regression", "length": 4096, "answers": "4096 x 8"},
         **{"metric": "R2", "probes": ""},

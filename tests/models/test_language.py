@@ -1,5 +1,7 @@
 """The language model: the paper's sizes, its definition, streaming, the loss, generation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support import DEVICE, assert_close, gradients, run_python
@@ -212,6 +214,20 @@ def test_greedy_is_the_argmax_of_the_whole():
         assert best[4:-1].tolist() == drawn
 
 
+def test_a_kernel_longer_than_the_text_changes_nothing():
+    model, prompt = make(router="threshold", kernel_length=40), words(5)
+    drawn = list(generate(model, prompt, 35, temperature=0.0))
+    endless = make_like(model, kernel_length=None)
+    assert drawn == list(generate(endless, prompt, 35, temperature=0.0))
+    assert drawn == list(generate(model, prompt, 36, temperature=0.0))[:35]  # with a window
+
+
+def make_like(model, **options):
+    other = LanguageModel(replace(model.config, **options)).double().eval().to(DEVICE)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 def test_seeds_reproduce():
     model, prompt = make(router="threshold"), words(5)
     first, again = (list(generate(model, prompt, 20, seed=3)) for _ in range(2))
@@ -319,7 +335,7 @@ def test_errors():
         "tokens must lie between 0 and 22, not between 20 and 24",
         "this model has 4 states, one a block, not 1",
         "state.keys must have the shape [2, S, 16], not [3, 0, 16]",
-        "router='top' reads the future: generation needs router='threshold'",
+        "router='top' reads the future: generation needs `causal(model)`",
         "a model in training mode cannot generate: call model.eval() first",
         "prompt must have the shape [L], not [1, 5]",
         "x has length 0: give it at least one position",

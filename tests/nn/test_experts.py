@@ -211,3 +211,25 @@ def test_errors():
         "x holds nan at [0, 0, 0]: every value must be finite",
         *[ahead] * 3,
     ]
+
+
+# ---------------------------------------------------------------------------------- conversion
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_top_layer_learns_what_a_threshold_layer_needs(padded):
+    """Its parameters behind thresholds serve 2 / N of the tokens, as it does in evaluation."""
+    torch.manual_seed(3)
+    layer = make(4, training=True)
+    for _ in range(200):
+        lengths = torch.tensor([40, 40, 0, 25], device=DEVICE) if padded else None
+        layer(random(4, 40, 6), lengths=lengths)
+    causal = make(4, "threshold")
+    causal.load_state_dict(layer.state_dict())
+    log_p = causal.log_probabilities(random(50, 40, 6))
+    shares = (log_p > causal.threshold).double().mean((0, 1))
+    assert (shares - 0.5).abs().max() < 0.04
+    before = layer.threshold.clone()
+    layer.eval()(random(4, 40, 6))
+    layer.train()(random(0, 40, 6))
+    assert torch.equal(layer.threshold, before)

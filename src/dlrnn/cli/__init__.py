@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dlrnn._version import __version__
-from dlrnn.cli import bench, layer, tasks, training
+from dlrnn.cli import bench, language, layer, report, tasks, training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dlrnn", description=text, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dlrnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for part in (layer, tasks, training, bench):
+    for part in (layer, tasks, training, language, bench, report):
         part.add(commands)
     return parser

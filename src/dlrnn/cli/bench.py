@@ -16,6 +16,15 @@ def add(commands: Any) -> None:
     kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
     data = command(cases, "data", _bench_data, "making a batch of each task against a step")
+    text = "the cost of a token of the language model, DLR beside attention"
+    generated = command(cases, "generate", _bench_generate, text)
+    device_option(generated)
+    for name, size in (("prompt", 4096), ("tokens", 4096), ("layers", 16)):
+        generated.add_argument(f"--{name}", type=count, default=size)
+    generated.add_argument("--experts", type=count, default=1)
+    generated.add_argument("--batch", type=count, default=1, metavar="B")
+    text = "prompt and tokens, so much fewer"
+    generated.add_argument("--factor", type=count, default=1, help=text)
     sizes = ((layer, 64, 1024), (kernel, 4, 1024), (step, 64, 1024), (data, 128, 4096))
     for case, channels, states in sizes:
         device_option(case)
@@ -106,6 +115,21 @@ def _bench_data(given: argparse.Namespace) -> int:
         return print_json(result)
     print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
     print_table("Sets on disk, made by one core", result["generators"])
+    return 0
+
+
+def _bench_generate(given: argparse.Namespace) -> int:
+    from dlrnn.bench.generate import bench_generate
+
+    sizes = _sizes(given, "prompt", "tokens", "layers", "experts", "batch")
+    for name in ("prompt", "tokens"):
+        sizes[name] = max(1, sizes[name] // given.factor)
+    result = bench_generate(device=resolve(given.device), **sizes)
+    if given.json:
+        return print_json(result)
+    print_table(f"A token after a prompt, {_case(result)}", result["tokens"])
+    for mixer, growth in result["last_over_first"].items():
+        print(f"{mixer}: a token costs {growth:g} times as much at the end as at the start")
     return 0
 
 

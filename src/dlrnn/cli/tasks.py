@@ -6,6 +6,8 @@ from typing import Any
 
 from dlrnn.cli.shared import command, count, print_json, print_table
 
+_REAL = "text, retrieval, listops, pathfinder, path-x, speech-commands or pg19"
+
 
 def add(commands: Any) -> None:
     """Their parsers."""
@@ -18,11 +20,13 @@ def add(commands: Any) -> None:
     preview.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     preview.add_argument("--length", type=count, metavar="L", help="default: the paper's")
     preview.add_argument("--resolution", type=count, help="of pathfinder-segmentation: 128")
+    text = "of a set on disk, which real data needs; default: drawn on the spot"
+    preview.add_argument("--folder", type=Path, metavar="DIR", help=text)
     preview.add_argument("--seed", type=int, default=0)
     preview.set_defaults(run=_preview)
 
     data = commands.add_parser(
-        "data", help="sets on disk: build, import, verify, list", allow_abbrev=False
+        "data", help="sets on disk: build, import, fetch, verify, list", allow_abbrev=False
     )
     actions = data.add_subparsers(dest="action", required=True, metavar="WHAT")
     build = actions.add_parser("build", help="make a set, or finish one", allow_abbrev=False)
@@ -40,9 +44,17 @@ def add(commands: Any) -> None:
     text = "make a set of what you have: a folder or an archive"
     imported = actions.add_parser("import", help=text, description=text, allow_abbrev=False)
     imported.set_defaults(run=_data_import)
-    imported.add_argument("name", metavar="NAME", help="text (IMDb) or retrieval (AAN pairs)")
+    imported.add_argument("name", metavar="NAME", help=_REAL)
     imported.add_argument("path", type=Path, metavar="PATH")
+    text = "a tokenizer.json, which pg19 needs: T5's in the paper"
+    imported.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
     imported.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
+    text = "download an official release and import it"
+    fetch = actions.add_parser("fetch", help=text, description=text, allow_abbrev=False)
+    fetch.set_defaults(run=_data_fetch)
+    fetch.add_argument("name", metavar="NAME", help=_REAL)
+    fetch.add_argument("--tokenizer", type=Path, metavar="FILE", help="as for import")
+    fetch.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
     verify = actions.add_parser("verify", help="check every hash and count", allow_abbrev=False)
     verify.set_defaults(run=_data_verify)
     verify.add_argument("folder", type=Path, metavar="DIR")
@@ -77,7 +89,7 @@ def _preview(given: argparse.Namespace) -> int:
         raise ValueError(f"{given.out}: the picture's name must end in .png")
     if not given.out.parent.is_dir():
         raise ValueError(f"{given.out}: there is no folder {given.out.parent}")
-    given_settings = {name: getattr(given, name) for name in ("length", "resolution")}
+    given_settings = {name: getattr(given, name) for name in ("length", "resolution", "folder")}
     settings = {name: value for name, value in given_settings.items() if value is not None}
     get(given.name, seed=given.seed, **settings).preview().savefig(given.out, dpi=110)
     print(f"drawn: {given.out}")
@@ -96,7 +108,22 @@ def _data_build(given: argparse.Namespace) -> int:
 def _data_import(given: argparse.Namespace) -> int:
     from dlrnn.tasks import data_cli
 
-    print(f"the set is in {data_cli.import_(given.name, given.path, out=given.out)}")
+    options = {"tokenizer": given.tokenizer, "out": given.out}
+    return _said(data_cli.import_(given.name, given.path, **options))
+
+
+def _data_fetch(given: argparse.Namespace) -> int:
+    from dlrnn.tasks import data_cli
+
+    return _said(data_cli.fetch(given.name, tokenizer=given.tokenizer, out=given.out))
+
+
+def _said(folder: Path) -> int:
+    from dlrnn.tasks.shards import load_manifest
+
+    if remark := load_manifest(folder).get("remark"):
+        print(remark)
+    print(f"the set is in {folder}")
     return 0
 
 

@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
     _scale(listed)
 
     again = command(commands, "reproduce", _reproduce, "train what a table lacks, and write it")
-    again.add_argument("table", metavar="TABLE", help="table1, table2, table3, table4 or table6")
+    again.add_argument("table", metavar="TABLE", help="table1 ... table6")
     again.add_argument("--only", metavar="TASK/MODEL", help="one of its cells, e.g. shift/dlr-1")
     again.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
     again.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
@@ -71,12 +71,14 @@ def _devices(parser: argparse.ArgumentParser) -> None:
     text = "of this machine; default: what torchrun says, else 1"
     parser.add_argument("--devices", type=count, help=text)
     parser.add_argument("--nodes", type=count, help="machines; default: what torchrun says, else 1")
+    text = "the processes share the parameters (FSDP) instead of having a copy each"
+    parser.add_argument("--sharded", action="store_true", help=text)
 
 
 def _train(given: argparse.Namespace) -> int:
     from dlrnn.train import train
 
-    options = {name: getattr(given, name) for name in ("devices", "nodes", "writer")}
+    options = {name: getattr(given, name) for name in ("devices", "nodes", "sharded", "writer")}
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
         path, config = _run_of(given)

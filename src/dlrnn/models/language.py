@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -181,6 +181,7 @@ class LanguageModel(SequenceModel):
 
         model = LanguageModel(LanguageConfig(experts=16, router="threshold"))
         logits = model(tokens)                            # [B, L] to [B, L, V]
+        surprises = model(tokens, targets=next_tokens)    # -log p of each, [B, L]
         logits, state = model(tokens, return_state=True)  # router="threshold", or one expert
         logits, state = model.step(token, state)          # [B] to [B, V]
 
@@ -221,8 +222,17 @@ class LanguageModel(SequenceModel):
         *,
         state: State | None = None,
         return_state: bool = False,
+        targets: Int[Tensor, "B L"] | None = None,
     ) -> Tensor | tuple[Tensor, State]:
-        """Logits of the next token, [B, L, V], for tokens x [B, L] read after `state`."""
+        """Logits of the next token, [B, L, V], for tokens x [B, L] read after `state`.
+
+        With `targets`, `-log p` of each instead, [B, L] in fp32: all logits never exist at once.
+        """
+        if targets is not None:
+            require(state is None and not return_state, "targets are for whole sequences")
+            require_shape("targets", targets, tuple(x.shape))
+            codes = cast("Tensor", self.codes(x, lengths))
+            return surprises(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)
         answer = self.codes(x, lengths, state=state, return_state=return_state)
         if return_state:
             codes, state = cast("tuple[Tensor, State]", answer)
@@ -235,31 +245,53 @@ class LanguageModel(SequenceModel):
         return self.logits(codes), state
 
 
+def causal(model: LanguageModel) -> LanguageModel:
+    """The same parameters behind the causal router, for a model trained with router="top".
+
+    Its thresholds are those that were learnt beside (`Experts`). It shares the tensors.
+    """
+    return _changed(model, router="threshold")
+
+
+def _changed(model: LanguageModel, **options: Any) -> LanguageModel:
+    """A model of other options with the same tensors."""
+    with torch.device("meta"):
+        same = LanguageModel(replace(model.config, **options))
+    same.load_state_dict(model.state_dict(), assign=True)
+    return same.train(model.training)
+
+
 def next_token_loss(model: LanguageModel, tokens: Tensor, positions_at_once: int = 2048) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in fp32.
+    """Mean cross-entropy of each token given those before it, in fp32."""
+    require_shape("tokens", tokens, ("B", "L"))
+    require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
+    codes = cast("Tensor", model.codes(tokens))[:, :-1].flatten(0, 1)
+    return surprises(model, codes, tokens[:, 1:].flatten(), positions_at_once).mean()
+
+
+def surprises(
+    model: LanguageModel,
+    codes: Float[Tensor, "T E"],
+    targets: Int[Tensor, " T"],
+    positions_at_once: int = 2048,
+) -> Float[Tensor, " T"]:
+    """`-log p` of the targets, in fp32.
 
     Logits exist for `positions_at_once` positions at a time, and again in backward: those of
     [8, 4096] tokens would be 4 GB.
     """
     require_count("positions_at_once", positions_at_once)
-    require_shape("tokens", tokens, ("B", "L"))
-    require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
-    codes = cast("Tensor", model.codes(tokens))[:, :-1].flatten(0, 1)
-    targets = tokens[:, 1:].long().flatten()
-    pieces = zip(codes.split(positions_at_once), targets.split(positions_at_once), strict=True)
-    total = torch.stack(
-        [
-            checkpoint(_summed_loss, model, *piece, use_reentrant=False, preserve_rng_state=False)
-            for piece in pieces
-        ]
-    ).sum()
-    return total / len(targets)
+    pieces = zip(
+        codes.split(positions_at_once), targets.long().split(positions_at_once), strict=True
+    )
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    return torch.cat([checkpoint(_surprises, model, *piece, **how) for piece in pieces])
 
 
-def _summed_loss(model: LanguageModel, codes: Tensor, targets: Tensor) -> Tensor:
+def _surprises(model: LanguageModel, codes: Tensor, targets: Tensor) -> Tensor:
     logits = model.logits(codes)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(wide), targets, reduction="sum")
+    return F.cross_entropy(logits.to(wide), targets, reduction="none")
 
 
 def generate(
@@ -278,7 +310,7 @@ def generate(
     among the `top_k` most likely and among the fewest that have the probability `top_p` together.
     It is a function of the logits and the seed on every device: drawing is done on the CPU.
     """
-    require(model.causal, "router='top' reads the future: generation needs router='threshold'")
+    require(model.causal, "router='top' reads the future: generation needs `causal(model)`")
     require(not model.training, "a model in training mode cannot generate: call model.eval() first")
     require_shape("prompt", prompt, ("L",))
     require_count("count", count)
@@ -289,6 +321,8 @@ def generate(
     require(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}")
     model._check(prompt[None], ("B", "L"))
     choose = partial(likely, temperature=temperature, top_k=top_k, top_p=top_p)
+    if len(prompt) + count <= (model.config.kernel_length or 0):
+        model = _changed(model, kernel_length=None)  # the same up to there, with a smaller state
     return _generate(model, prompt, count, choose, seed)
 
 

@@ -84,6 +84,8 @@ class SequenceModel(nn.Module):
         self.encoder, self.blocks = encoder, nn.ModuleList(blocks)
         self.norm, self.decoder, self.pooling = norm, decoder, pooling
         self._tail = (encoder.in_features,) if isinstance(encoder, nn.Linear) else ()
+        self.built: tuple[ModelConfig, dict[str, Any]] | None = None
+        """What `build_model` was given."""
 
     @property
     def causal(self) -> bool:
@@ -254,8 +256,13 @@ def build_model(
         encoder = nn.Embedding(vocabulary, H)
     blocks = [Block(config.make_mixer(), H, config.norm) for _ in range(config.layers)]
     norm = nn.LayerNorm(H) if config.norm == "pre" else nn.Identity()
+    model: SequenceModel
     if pair:
         decoder = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, d_output))
-        return PairModel(encoder, blocks, norm, decoder, config.pooling)
-    pooling = config.pooling if pooled else None
-    return SequenceModel(encoder, blocks, norm, nn.Linear(H, d_output), pooling)
+        model = PairModel(encoder, blocks, norm, decoder, config.pooling)
+    else:
+        pooling = config.pooling if pooled else None
+        model = SequenceModel(encoder, blocks, norm, nn.Linear(H, d_output), pooling)
+    sizes = {"d_input": d_input, "vocabulary": vocabulary, "d_output": d_output}
+    model.built = config, {**sizes, "pooled": pooled, "pair": pair}
+    return model

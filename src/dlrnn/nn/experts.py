@@ -14,7 +14,10 @@ from dlrnn.ops.checks import require, require_count, require_finite
 Router = Literal["top", "threshold"]
 
 THRESHOLD_RATE = 0.01
-"""A training step moves the logarithm of a threshold by this much at most."""
+"""A training step moves the logarithm of a "threshold" router's threshold by so much at most."""
+
+THRESHOLD_MEMORY = 0.98
+"""Of the last training step's thresholds, what a "top" router keeps in the next."""
 
 DENSE_TOKENS = 512
 """Tokens that every expert sees at once where all of them are computed: bounds the memory."""
@@ -35,6 +38,10 @@ class Experts(nn.Module):
       by a stochastic gradient step on the pinball loss, whose minimum is the threshold that a
       share of 1 / N of the tokens passes: `threshold_e += rate min(N share_e - 1, 1)`, after it was
       used. They are a buffer: no optimizer touches them.
+
+    A "top" layer learns thresholds too, without using them: moving averages of the `log p` of the
+    first token that an expert would not serve in evaluation. So its parameters, loaded into a
+    "threshold" layer, serve about as many tokens, causally.
 
     Work: "top", and "threshold" in training, gather the tokens of each expert into one product of
     matrices for all experts. There an expert of a "threshold" layer has ceil(2 n / N) places, and
@@ -71,7 +78,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, d_ff, d_model))
         self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        if self.scores is not None and router == "threshold":
+        if self.scores is not None:
             self.register_buffer("threshold", torch.full((experts,), -math.log(experts)))
         self.reset_parameters()
 
@@ -158,7 +165,10 @@ class Experts(nn.Module):
         """Every expert on its tokens of the highest rank, of equal ones the earlier."""
         batch, length, _ = u.shape
         places = self._capacity(length)
-        chosen = rank.sort(dim=1, descending=True, stable=True).indices[:, :places]  # [B, C, N]
+        sorted_rank, order = rank.sort(dim=1, descending=True, stable=True)  # [B, L, N]
+        if self.training and self.router == "top" and length:
+            self._follow_first_left_out(sorted_rank, lengths)
+        chosen = order[:, :places]  # [B, C, N]
         weights = gates.gather(1, chosen)
         if lengths is not None:
             own = self._capacity(lengths)[:, None]  # [B, 1]
@@ -172,20 +182,41 @@ class Experts(nn.Module):
         return y.view(batch, length, self.d_model)
 
     def _dense(self, u: Float[Tensor, "B L H"], gates: Float[Tensor, "B L N"]) -> Tensor:
-        """Every expert on every token."""
+        """Every expert on every token; on a CPU those alone that serve one of them."""
         pieces = u.flatten(0, 1).split(DENSE_TOKENS), gates.flatten(0, 1).split(DENSE_TOKENS)
-        outputs = [
-            (self._feed_forward(tokens.expand(self.experts, -1, -1)) * gate.T[..., None]).sum(0)
-            for tokens, gate in zip(*pieces, strict=True)
-        ]
+        may_look = u.device.type == "cpu" and not torch.compiler.is_compiling()
+        outputs = []
+        for tokens, every_gate in zip(*pieces, strict=True):
+            at_work = every_gate.detach().any(0).nonzero()[:, 0] if may_look else None
+            gate = every_gate if at_work is None else every_gate[:, at_work]
+            answers = self._feed_forward(tokens.expand(gate.shape[1], -1, -1), at_work)
+            outputs.append((answers * gate.T[..., None]).sum(0))
         return torch.cat(outputs).view(u.shape)
 
-    def _feed_forward(self, tokens: Float[Tensor, "N T H"]) -> Float[Tensor, "N T H"]:
-        return torch.bmm(self.dropout(F.gelu(torch.bmm(tokens, self.up))), self.down)
+    def _feed_forward(
+        self, tokens: Float[Tensor, "N T H"], at_work: Tensor | None = None
+    ) -> Float[Tensor, "N T H"]:
+        """Each expert on its tokens; `at_work` are their numbers, all by default."""
+        some = at_work is not None and len(at_work) < self.experts
+        up, down = (w[at_work] if some else w for w in (self.up, self.down))
+        return torch.bmm(self.dropout(F.gelu(torch.bmm(tokens, up))), down)
 
     @torch.no_grad()
     def _learn_thresholds(self, share: Float[Tensor, " N"]) -> None:
         self.threshold.add_(THRESHOLD_RATE * (self.experts * share - 1).clamp(max=1))
+
+    @torch.no_grad()
+    def _follow_first_left_out(self, p: Float[Tensor, "B L N"], lengths: Tensor | None) -> None:
+        """The threshold that 2 n / N tokens of a sequence of n pass; p is sorted, largest first."""
+        batch, length, _ = p.shape
+        n = torch.full((batch,), length, device=p.device) if lengths is None else lengths
+        place = torch.minimum((2 * n + self.experts - 1) // self.experts, n - 1).clamp(min=0)
+        place = place[:, None, None].expand(-1, 1, self.experts)
+        log_p = p.gather(1, place).clamp(min=torch.finfo(p.dtype).tiny).log()[:, 0]  # [B, N]
+        counts = (n > 0)[:, None]
+        mean = (log_p * counts).sum(0) / counts.sum().clamp(min=1)
+        share = (1 - THRESHOLD_MEMORY) * counts.any()
+        self.threshold.lerp_(mean.to(self.threshold.dtype), share.to(self.threshold.dtype))
 
     # ------------------------------------------------------------------------------ streaming
 

@@ -79,6 +79,11 @@ def load_layers(
     return layers
 
 
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, by its name."""
+    return _read(Path(path))[0]
+
+
 def _layer(own: dict[str, Tensor], options: dict[str, Any] | None, given: dict[str, Any]) -> DLR:
     for option, value in given.items():
         said = options.get(option, value) if options else value

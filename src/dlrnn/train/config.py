@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from dlrnn import tasks
-from dlrnn.models import ModelConfig
+from dlrnn.models import LanguageConfig, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RunConfig:
 
     Args:
         task: what is learnt.
-        model: what learns it.
+        model: what learns it; a LanguageConfig where the task is of the kind "language".
         steps: updates of the parameters.
         batch_size: samples a step, over all devices and micro-batches.
         lr: AdamW's rate.
@@ -47,7 +47,7 @@ class RunConfig:
     """
 
     task: TaskConfig
-    model: ModelConfig
+    model: ModelConfig | LanguageConfig
     steps: int = 40_000
     batch_size: int = 16
     lr: float = 1e-3
@@ -79,6 +79,9 @@ class RunConfig:
         if self.batch_size % self.accumulate:
             parts = f"{self.accumulate} micro-batches of one size"
             raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")
+        if not isinstance(self.model, wanted := _model_class(self.task.name)):
+            kind = type(self.model).__name__
+            raise ValueError(f"the model of {self.task.name} is a {wanted.__name__}, not a {kind}")
 
     def make_task(self) -> tasks.Task:
         """The task, with the run's seed."""
@@ -106,8 +109,11 @@ def from_json(text: str) -> RunConfig:
         raise ValueError(f"the configuration is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"a configuration is a JSON object, not {values!r}")
+    task = values.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
     with _one_sentence():
-        return _made(_parser(None), _parser(None).parse_object(values))
+        parser = _parser(_model_class(name), None)
+        return _made(parser, parser.parse_object(values))
 
 
 def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
@@ -115,21 +121,33 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
 
     Another mixer, or another task, does not inherit the options of the one that it replaces.
     """
-    defaults = asdict(config)
+    defaults, model = asdict(config), type(config.model)
     with _one_sentence():
-        parser = _parser(defaults)
+        parser = _parser(model, defaults)
         values = parser.parse_args(list(arguments))
-        if values.model.mixer != config.model.mixer:
+        if values.model.mixer != config.model.mixer and model is ModelConfig:
             defaults["model"]["mixer_options"] = {}
         if values.task.name != config.task.name:
             defaults["task"]["settings"] = {}
-        parser = _parser(defaults)
+        if _model_class(values.task.name) is not model:
+            other = f"{values.task.name} needs another kind of model than {config.task.name}"
+            raise ValueError(f"{other}: begin with a recipe of it")
+        parser = _parser(model, defaults)
         return _made(parser, parser.parse_args(list(arguments)))
 
 
-def _parser(defaults: dict[str, Any] | None) -> ArgumentParser:
+def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:
+    """What describes the model of a task; an unknown one is refused when it is made."""
+    known = tasks.TASKS.get(task or "")
+    return LanguageConfig if known is not None and known.kind == "language" else ModelConfig
+
+
+def _parser(
+    model: type[ModelConfig] | type[LanguageConfig], defaults: dict[str, Any] | None
+) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(RunConfig)
+    parser.add_class_arguments(RunConfig, skip={"model"})
+    parser.add_class_arguments(model, "model")
     if defaults is not None:
         parser.set_defaults(defaults)
     return parser

@@ -19,6 +19,7 @@ class Share(NamedTuple):
 
 
 WHOLE = Share()
+WEIGHT = "weight"
 
 
 def held_out(
@@ -35,20 +36,20 @@ def held_out(
 def evaluate(
     model: nn.Module, task: Task, batches: Iterator[Batch], device: torch.device
 ) -> dict[str, Tensor]:
-    """Sums of loss and metrics over batches, and their number ("batches"), on the device."""
+    """Weighted sums of loss and metrics over batches, and of the weights, on the device."""
     was_training = model.training
-    names = ("batches", "loss", *task.metric_names)
+    names = (WEIGHT, "loss", *task.metric_names)
     total = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         for batch in batches:
-            output = forward(model, batch)
-            total["batches"] = total["batches"] + 1
+            output, weight = forward(model, batch, targets=task.gives_targets), task.weight(batch)
+            total[WEIGHT] = total[WEIGHT] + weight
             for name, value in {
                 "loss": task.loss(output, batch),
                 **task.metrics(output, batch),
             }.items():
-                total[name] = total[name] + value.double()
+                total[name] = total[name] + weight * value.double()
     model.train(was_training)
     return total
 
@@ -56,5 +57,10 @@ def evaluate(
 def scores(model: nn.Module, task: Task, batches: Iterator[Batch]) -> dict[str, float]:
     """Loss and metrics, averaged over batches."""
     total = evaluate(model, task, batches, next(model.parameters()).device)
-    count = total.pop("batches")
-    return {name: float(value / count) for name, value in total.items()}
+    return averaged(task, {name: float(value) for name, value in total.items()})
+
+
+def averaged(task: Task, sums: dict[str, float]) -> dict[str, float]:
+    """What `evaluate` gave, of all processes together, as averages."""
+    means = {name: value / sums[WEIGHT] for name, value in sums.items() if name != WEIGHT}
+    return task.summary(means)

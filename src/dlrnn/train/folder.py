@@ -5,6 +5,7 @@ environment.json   versions, device, git revision
 records.jsonl      losses and metrics by step: the same bytes however often the run was killed
 timing.jsonl       seconds and memory by step: never the same twice
 step-*.safetensors the last two checkpoints; best.safetensors the best model
+tokenizer.json     of a language model
 result.json        written last: the run is complete
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +34,32 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: RunConfig) -> "RunFolder":
+    def create(
+        cls, path: str | Path, config: RunConfig, files: dict[str, bytes] | None = None
+    ) -> "RunFolder":
         """A new folder; one that holds a run, or anything else, is refused.
 
-        A folder in which nothing was trained yet may be begun again. Call it `locked`.
+        `files` of the task are kept with it. A folder in which nothing was trained yet may be begun
+        again. Call it `locked`.
         """
         folder = cls(path)
-        if not folder._is_bare():
+        files = {ENVIRONMENT: json.dumps(environment(), indent=1).encode(), **(files or {})}
+        if not folder._is_bare(files):
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another --out")
             if (folder.path / CONFIG).exists():
                 go_on = f"go on with `dlrnn train --resume {path}`, or choose another --out"
                 raise ValueError(f"{path} holds a run that was stopped; {go_on}")
             raise ValueError(f"{path} is not empty; choose another --out")
-        write_whole(folder.path / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+        for name, content in files.items():
+            write_whole(folder.path / name, content)
         write_whole(folder.path / CONFIG, config.to_json().encode())
         return folder
 
-    def _is_bare(self) -> bool:
+    def _is_bare(self, files: Iterable[str]) -> bool:
         """Empty, or stopped before anything was trained."""
-        first = {ENVIRONMENT, CONFIG, LOCK, RECORDS, TIMING, "tensorboard"}
-        first |= {f"{ENVIRONMENT}.part", f"{CONFIG}.part"}
+        first = {CONFIG, *files}
+        first |= {f"{name}.part" for name in first} | {LOCK, RECORDS, TIMING, "tensorboard"}
         records = self.path / RECORDS
         untouched = not records.exists() or records.stat().st_size == 0
         return untouched and {path.name for path in self.path.iterdir()} <= first

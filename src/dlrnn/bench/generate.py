@@ -1,0 +1,107 @@
+"""`dlrnn bench generate`: what a token costs after a prompt; DLR stays flat, attention grows."""
+
+import statistics
+import time
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dlrnn.bench.measure import relative_error, require_right, synchronize
+from dlrnn.models import LanguageConfig, LanguageModel
+from dlrnn.models.language import LanguageMixer
+from dlrnn.models.model import State
+
+TOLERANCE = 1e-4
+WINDOWS = 5  # parts of the text that are shown
+MIXERS: tuple[LanguageMixer, ...] = ("dlr", "attention")
+
+
+def bench_generate(
+    *, prompt: int, tokens: int, layers: int, experts: int, batch: int, device: str
+) -> dict[str, Any]:
+    """Milliseconds a token in each part of a text, and megabytes of state at its end.
+
+    Models of Table 5's sizes, not trained, fp32, with the causal router; every token is read, by
+    both models in turn, so that a noisy moment hits both. A quarter of the times are below what is
+    shown.
+    """
+    where = torch.device(device)
+    texts = _Texts(prompt, tokens, batch, where)
+    models = {mixer: _model(mixer, layers, experts, where) for mixer in MIXERS}
+    states = {mixer: texts.read_prompt(model) for mixer, model in models.items()}
+    parts = min(WINDOWS, tokens)
+    rows = []
+    for part in range(parts):
+        window = range(part * tokens // parts, (part + 1) * tokens // parts)
+        row: dict[str, Any] = {"position": prompt + window.stop}
+        times = texts.read_steps(models, states, window)
+        for mixer in MIXERS:
+            row[f"{mixer}_ms"] = round(1e3 * _lower_quartile(times[mixer]), 3)
+            row[f"{mixer}_MB"] = round(_megabytes(states[mixer]), 1)
+        rows.append(row)
+    growth = {name: rows[-1][f"{name}_ms"] / rows[0][f"{name}_ms"] for name in MIXERS}
+    return {
+        "case": {"B": batch, "layers": layers, "experts": experts, "prompt": prompt},
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "tokens": rows,
+        "last_over_first": {name: round(value, 3) for name, value in growth.items()},
+    }
+
+
+class _Texts:
+    """Random tokens, read as a whole and one by one."""
+
+    def __init__(self, prompt: int, tokens: int, batch: int, where: torch.device) -> None:
+        torch.manual_seed(0)
+        vocabulary = LanguageConfig().vocabulary
+        self.text = torch.randint(vocabulary, (batch, prompt + tokens), device=where)
+        self.prompt, self.where = prompt, where
+
+    @torch.inference_mode()
+    def read_prompt(self, model: LanguageModel) -> State:
+        """The state after it."""
+        answer = model.codes(self.text[:, : self.prompt], return_state=True)
+        return cast("tuple[Tensor, State]", answer)[1]
+
+    @torch.inference_mode()
+    def read_steps(
+        self, models: dict[LanguageMixer, LanguageModel], states: dict[Any, State], window: range
+    ) -> dict[str, list[float]]:
+        """Seconds of each token of a window; the states are brought forward."""
+        times: dict[str, list[float]] = {name: [] for name in models}
+        for k in window:
+            for name, model in models.items():
+                synchronize(self.where)
+                start = time.perf_counter()
+                _, states[name] = model.step(self.text[:, self.prompt + k], states[name])
+                synchronize(self.where)
+                times[name].append(time.perf_counter() - start)
+        return times
+
+
+def _model(mixer: LanguageMixer, layers: int, experts: int, where: torch.device) -> LanguageModel:
+    """No number on red: its steps must be the whole."""
+    config = LanguageConfig(mixer, experts, layers=layers, router="threshold")
+    model = LanguageModel(config).to(where).eval()
+    short = _Texts(16, 8, 1, where)
+    with torch.inference_mode():
+        whole, state, steps = model(short.text), short.read_prompt(model), []
+        for k in range(16, 24):
+            logits, state = model.step(short.text[:, k], state)
+            steps.append(logits)
+    error = relative_error(torch.stack(steps, dim=1), whole[:, 16:].double())
+    require_right({f"steps of {mixer} against the whole": error}, TOLERANCE)
+    return model
+
+
+def _lower_quartile(times: list[float]) -> float:
+    return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]
+
+
+def _megabytes(state: State) -> float:
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6

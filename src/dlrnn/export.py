@@ -1,0 +1,40 @@
+"""`dlrnn export`: a run's best model as a folder that `from_pretrained` reads, or on the Hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrnn.models import push_to_hub, save_pretrained
+from dlrnn.train import RunFolder, load_best
+
+_TEST = "test.json"
+
+
+def export_run(run: str | Path, folder: str | Path, *, push: str | None = None) -> str:
+    """Write the best model with its card; where it is now, the folder or the Hub's address."""
+    model, _, config = load_best(run, torch.device("cpu"))
+    path = Path(run)
+    tokenizer = path / "tokenizer.json"
+    save_pretrained(
+        model,
+        folder,
+        tokenizer=tokenizer.read_bytes() if tokenizer.is_file() else None,
+        results=_results(path),
+        run=json.loads(config.to_json()),
+    )
+    return str(folder) if push is None else push_to_hub(folder, push)
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """What the run's files say: its best validation, and its test where there was one."""
+    records = [each for each in RunFolder.open(path).records() if each["split"] == "validation"]
+    found = {"steps": records[-1]["step"]} if records else {}
+    result = RunFolder.open(path).result or {}
+    names = ("task", "metric", "best", "best_step", "device", "seconds")
+    found |= {name: result[name] for name in names if name in result}
+    if (path / _TEST).is_file():
+        tested = json.loads((path / _TEST).read_text())
+        found |= {f"test {name}": value for name, value in tested.items()}
+    return found

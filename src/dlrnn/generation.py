@@ -1,0 +1,59 @@
+"""`dlrnn generate`: a run's best language model writes, token by token.
+
+Experts that were chosen over whole sequences in training are chosen by their thresholds here: who
+writes cannot look ahead (docs/language.md).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
+from dlrnn.tasks.books import end_token, make_tokenizer
+from dlrnn.tasks.shards import TOKENIZER
+from dlrnn.train import RunFolder, load_best
+
+
+def write(
+    run: str | Path,
+    prompt: str,
+    *,
+    tokens: int = 200,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Iterator[str]:
+    """The text after a prompt, as it comes: at most so many tokens, or up to the end token.
+
+    What cannot be is refused at once, not when the first piece is asked for.
+    """
+    from tokenizers.decoders import DecodeStream
+
+    config = RunFolder.open(run).config
+    if not isinstance(config.model, LanguageConfig):
+        raise ValueError(f"{run} is no language model: it was trained on {config.task.name}")
+    path = Path(run) / TOKENIZER
+    if not path.is_file():
+        raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
+    tokenizer = make_tokenizer(path.read_bytes(), path)
+    read = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not read:
+        raise ValueError("the prompt is empty: give at least one word")
+    model, _, _ = load_best(run, torch.device(device))
+    assert isinstance(model, LanguageModel)
+    limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    words = torch.tensor(read, device=device)
+    drawn = generate(causal(model), words, tokens, **limits, seed=seed)
+    end, stream = end_token(tokenizer, path), DecodeStream(ids=read, skip_special_tokens=True)
+
+    def pieces() -> Iterator[str]:
+        for token in drawn:
+            if token == end:
+                return
+            yield stream.step(tokenizer, token) or ""
+
+    return pieces()

@@ -1,0 +1,181 @@
+"""Models in folders, and on the Hugging Face Hub.
+
+folder/config.json         what makes the model again
+folder/model.safetensors   its parameters
+folder/README.md           a model card
+folder/tokenizer.json      of a language model
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from dlrnn._version import __version__
+from dlrnn.models.config import ModelConfig
+from dlrnn.models.language import LanguageConfig, LanguageModel
+from dlrnn.models.model import SequenceModel, build_model
+from dlrnn.nn.dlr import DLR
+from dlrnn.nn.files import read_tensors, save_model
+from dlrnn.ops.checks import require
+
+CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
+    *("config.json", "model.safetensors"),
+    *("README.md", "tokenizer.json"),
+)
+_FORMAT = 1
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_MAKERS: dict[str, Callable[..., nn.Module]] = {
+    "DLR": DLR,
+    "SequenceModel": lambda config, **sizes: build_model(ModelConfig(**config), **sizes),
+    "LanguageModel": lambda **config: LanguageModel(LanguageConfig(**config)),
+}
+
+
+def save_pretrained(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    tokenizer: bytes | None = None,
+    results: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a DLR layer, a network of `build_model` or a LanguageModel; a new or the same folder.
+
+    The model card has its configuration and, where given, the `results` by name and the
+    configuration of the `run` that gave them.
+    """
+    folder = Path(folder)
+    kind, options = _described(model)
+    require(not folder.is_file(), f"{folder} is a file; a folder was expected")
+    strange = folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file()
+    require(not strange, f"{folder} holds something else than a model; choose another folder")
+    config = {"format": _FORMAT, "dlrnn": __version__, "model": kind, "options": options}
+    content = json.dumps(config, indent=1) + "\n"  # what is no JSON ends here
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
+    save_model(model, folder / WEIGHTS)
+    if tokenizer is not None:
+        (folder / TOKENIZER).write_bytes(tokenizer)
+    (folder / CARD).write_text(_card(model, kind, options, results or {}, run), encoding="utf-8")
+    (folder / CONFIG).write_text(content, encoding="utf-8")
+    return folder
+
+
+def from_pretrained(source: str | Path, *, revision: str | None = None) -> nn.Module:
+    """The model in a folder, or of the Hub by its name `owner/name`; in evaluation mode."""
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _downloaded(str(source), revision)
+    path = folder / CONFIG
+    require(path.is_file(), f"{folder} holds no model: it has no {CONFIG}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        known, kind, options = config["format"], config["model"], config["options"]
+        require(known == _FORMAT, f"it has format {known}; this dlrnn reads {_FORMAT}")
+        require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
+        model = _MAKERS[kind](**options)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} describes no model of dlrnn: {reason}") from error
+    _load(model, folder / WEIGHTS)
+    return model.eval()
+
+
+def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
+    """Upload what `save_pretrained` wrote to the Hub as `owner/name`; its address."""
+    require((Path(folder) / CONFIG).is_file(), f"{folder} holds no model: it has no {CONFIG}")
+    _check_name(name)
+    with _failures(f"{folder} cannot be uploaded as {name}"):
+        from huggingface_hub import HfApi
+
+        hub = HfApi()
+        hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=list(FILES))
+        return f"https://huggingface.co/{name}"
+
+
+# ---------------------------------------------------------------------------------- inside
+
+
+def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
+    """The kind of a model, and what makes it again."""
+    if isinstance(model, DLR):
+        return "DLR", model.options()
+    if isinstance(model, LanguageModel):
+        return "LanguageModel", asdict(model.config)
+    if isinstance(model, SequenceModel) and model.built is not None:
+        config, sizes = model.built
+        return "SequenceModel", {"config": asdict(config), **sizes}
+    kind = type(model).__name__
+    raise ValueError(
+        f"a DLR layer, a network of build_model or a LanguageModel can be saved, not a {kind}"
+    )
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    """Tensors as the file has them, also their types."""
+    tensors: dict[str, Tensor] = read_tensors(path)
+    own = model.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        here, there = (list(t[name].shape) if name in t else None for t in (own, tensors))
+        sizes = f"{name} is {there or 'not there'}, not {here or 'there'}"
+        require(here == there, f"{path} does not fit its {CONFIG}: {sizes}")
+    model.load_state_dict(tensors, assign=True)
+
+
+def _downloaded(name: str, revision: str | None) -> Path:
+    if not _HUB_NAME.fullmatch(name):
+        raise ValueError(f"there is no folder {name}; a model of the Hub is named owner/name")
+    with _failures(f"there is no folder {name}, and the Hub does not give it"):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+
+
+def _check_name(name: str) -> None:
+    require(
+        _HUB_NAME.fullmatch(name) is not None, f"a model of the Hub is named owner/name, not {name}"
+    )
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Whatever the Hub's package raises, as one sentence."""
+    try:
+        yield
+    except Exception as error:  # of the network, of the system, of its own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{what}: {reason}") from error
+
+
+def _card(
+    model: nn.Module,
+    kind: str,
+    options: Mapping[str, Any],
+    results: Mapping[str, Any],
+    run: Mapping[str, Any] | None,
+) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    writes = kind == "LanguageModel"
+    tags = ["dlrnn", "diagonal-linear-rnn", *(["text-generation"] if writes else [])]
+    lines = ["---", "library_name: dlrnn", f"tags: [{', '.join(tags)}]"]
+    lines += ["pipeline_tag: text-generation"] if writes else []
+    lines += ["---", "", f"# {kind}", "", f"{count:,} parameters, made with dlrnn {__version__}."]
+    lines += ["", "```python", "from dlrnn.models import from_pretrained", ""]
+    lines += ['model = from_pretrained("owner/name")  # or this folder', "```", ""]
+    if writes and options["experts"] > 1 and options["router"] == "top":
+        ahead = "Experts are chosen over whole sequences, which looks ahead; to write, take"
+        lines += [f"{ahead} `dlrnn.models.causal(model)`.", ""]
+    if results:
+        lines += ["## Results", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in results.items()] + [""]
+    lines += ["## Configuration", "", "```json", json.dumps(options, indent=1), "```", ""]
+    if run is not None:
+        lines += ["## The run", "", "```json", json.dumps(run, indent=1), "```", ""]
+    return "\n".join(lines)

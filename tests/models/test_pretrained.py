@@ -1,0 +1,156 @@
+"""Models in folders and on a Hub that is not the real one."""
+
+import json
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+from torch import nn
+
+from dlrnn.models import (
+    LanguageConfig,
+    LanguageModel,
+    ModelConfig,
+    build_model,
+    from_pretrained,
+    push_to_hub,
+    save_pretrained,
+)
+from dlrnn.nn import DLR
+
+SMALL = {"layers": 1, "d_model": 6, "d_state": 4, "d_embedding": 5, "d_ff": 7, "vocabulary": 23}
+CONFIG = ModelConfig("dlr", {"d_state": 4, "bidirectional": True}, d_model=6, norm="pre")
+MODELS = {
+    "layer": (lambda: DLR(6, 4, kernel_length=5), torch.randn(2, 7, 6)),
+    "numbers": (lambda: build_model(CONFIG, d_input=3, d_output=2), torch.randn(2, 7, 3)),
+    "pooled": (
+        lambda: build_model(CONFIG, vocabulary=9, d_output=2, pooled=True),
+        torch.randint(9, (2, 7)),
+    ),
+    "pairs": (
+        lambda: build_model(CONFIG, vocabulary=9, d_output=2, pair=True),
+        torch.randint(9, (2, 2, 7)),
+    ),
+    "language": (
+        lambda: LanguageModel(LanguageConfig(**SMALL, experts=2, kernel_length=5)),
+        torch.randint(23, (2, 7)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(name, tmp_path):
+    make, x = MODELS[name]
+    model = make().eval()
+    save_pretrained(model, tmp_path / "model")
+    again = from_pretrained(tmp_path / "model")
+    assert type(again) is type(model)
+    assert not again.training
+    assert torch.equal(model(x), again(x))
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    double = make().double()
+    save_pretrained(double, tmp_path / "model")  # the same folder again
+    assert next(from_pretrained(tmp_path / "model").parameters()).dtype == torch.float64
+
+
+def test_the_card_says_what_it_is(tmp_path):
+    model = MODELS["language"][0]()
+    results = {"test loss": 2.88}
+    folder = save_pretrained(
+        model, tmp_path / "model", tokenizer=b"{}", results=results, run={"steps": 7}
+    )
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.json", "model.safetensors", "README.md", "tokenizer.json")
+    }
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: dlrnn\n")
+    for said in ("pipeline_tag: text-generation", "| test loss | 2.88 |", '"experts": 2', "ahead"):
+        assert said in card
+    assert '"steps": 7' in card
+
+
+class FakeHub:
+    """Repositories are folders below one."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def create_repo(self, name, *, private, exist_ok):
+        assert exist_ok
+        (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns):
+        from pathlib import Path
+
+        for path in Path(folder_path).iterdir():
+            if path.name in allow_patterns:
+                (self.root / repo_id / path.name).write_bytes(path.read_bytes())
+
+    def snapshot_download(self, name, *, revision, allow_patterns):
+        if not (self.root / name).is_dir():
+            raise ConnectionError("offline:\n no address found")
+        return str(self.root / name)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    made = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
+    return made
+
+
+def test_to_the_hub_and_back(hub, tmp_path):
+    make, x = MODELS["pooled"]
+    model = make().eval()
+    folder = save_pretrained(model, tmp_path / "model")
+    (folder / "secret.txt").write_text("stays here")
+    assert push_to_hub(folder, "somebody/small") == "https://huggingface.co/somebody/small"
+    assert not (hub.root / "somebody/small/secret.txt").exists()
+    assert torch.equal(from_pretrained("somebody/small")(x), model(x))
+
+
+def test_what_cannot_be(hub, tmp_path):
+    def said(call, *arguments, **options):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            call(*arguments, **options)
+        assert "\n" not in str(caught.value)
+        return str(caught.value).replace(str(tmp_path), "X")
+
+    kinds = "a DLR layer, a network of build_model or a LanguageModel can be saved, not a Linear"
+    assert said(save_pretrained, nn.Linear(2, 2), tmp_path / "a") == kinds
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    layer = DLR(2, 2)
+    assert said(save_pretrained, layer, tmp_path / "mine") == (
+        "X/mine holds something else than a model; choose another folder"
+    )
+    assert (
+        said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
+    )
+    assert said(from_pretrained, "no/body") == (
+        "there is no folder no/body, and the Hub does not give it: offline: no address found"
+    )
+    assert said(from_pretrained, "nobody") == (
+        "there is no folder nobody; a model of the Hub is named owner/name"
+    )
+    assert said(push_to_hub, tmp_path / "mine", "a/b").endswith("it has no config.json")
+    folder = save_pretrained(layer, tmp_path / "layer")
+    assert said(push_to_hub, folder, "ab") == "a model of the Hub is named owner/name, not ab"
+    config = json.loads((folder / "config.json").read_text())
+    for change, reason in (
+        ({"format": 9}, "it has format 9; this dlrnn reads 1"),
+        ({"model": "GPT"}, "it has a 'GPT'; there are DLR, SequenceModel, LanguageModel"),
+        ({"options": {"d_model": 2, "d_state": 2, "statess": 3}}, "statess"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        assert reason in said(from_pretrained, folder)
+    larger = SimpleNamespace(**config["options"] | {"d_state": 3}).__dict__
+    (folder / "config.json").write_text(json.dumps(config | {"options": larger}))
+    assert "does not fit its config.json: W is [2, 2, 2], not [2, 3, 2]" in said(
+        from_pretrained, folder
+    )
+    (folder / "model.safetensors").write_bytes(b"no")
+    assert "is not a safetensors file" in said(from_pretrained, folder)
