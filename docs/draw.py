@@ -3,6 +3,7 @@
 make pictures
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -64,10 +65,15 @@ def time_against_length() -> Figure:
         axes.loglog(lengths, times, looks[name], marker=".", color=colours[name], label=label)
         axes.annotate(f"{times[-1]:.3g}", (lengths[-1], times[-1]), (4, 0), fontsize=8,
                       textcoords="offset points", va="center", color=colours[name])  # fmt: skip
-    slower = [row["L"] for row in rows if row["fused"] > row.get("attention bf16", math.inf)]
-    if slower:
-        axes.axvspan(rows[0]["L"], slower[-1], color=GREY, alpha=0.12)
-        axes.text(rows[0]["L"] * 1.1, 0.97 * axes.get_ylim()[1], "attention is faster", va="top")
+    both = [
+        (row["L"], row["fused"], row["attention bf16"]) for row in rows if "attention bf16" in row
+    ]
+    for (l0, d0, a0), (l1, d1, a1) in itertools.pairwise(both):
+        if a0 <= d0 and a1 > d1:  # they cross between
+            share = math.log(d0 / a0) / (math.log(d0 / a0) + math.log(a1 / d1))
+            length = l0 * (l1 / l0) ** share
+            axes.axvline(length, color=GREY, linestyle="--", linewidth=0.9)
+            axes.text(length * 1.06, 0.15, f"from {length:.0f} on DLR is faster", fontsize=9)
     axes.set_xticks([row["L"] for row in rows], [f"{row['L']:,}" for row in rows], rotation=30)
     axes.minorticks_off()
     axes.set(xlabel="length", ylabel="forward + backward, ms", xlim=(200, 2**18 * 1.6))

@@ -17,7 +17,7 @@ ALLOWED = {
     "analysis": {"ops", "nn"},
     "models": {"ops", "nn"},
     "tasks": set(),
-    "train": {"ops", "nn", "models", "tasks"},
+    "train": {"ops", "nn", "analysis", "models", "tasks"},
     "recipes": {"ops", "nn", "models", "tasks", "train"},
     "bench": {"ops", "nn", "models", "tasks", "train", "recipes"},
     "doctor": {"ops", "nn"},

@@ -4,6 +4,7 @@ config.json        the complete configuration
 environment.json   versions, device, git revision
 records.jsonl      losses and metrics by step: the same bytes however often the run was killed
 timing.jsonl       seconds and memory by step: never the same twice
+snapshots.jsonl    eigenvalues and kernels at a few steps
 step-*.safetensors the last two checkpoints; best.safetensors the best model
 tokenizer.json     of a language model
 result.json        written last: the run is complete

@@ -14,6 +14,7 @@ from lightning_fabric import Fabric
 from torch import nn
 from torch.optim import Optimizer
 
+from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.models import LanguageConfig, LanguageModel, build_model
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
@@ -260,6 +261,14 @@ class _Run:
             tensors = tensors_of(self.bare)
             if self.leads:
                 save_best(self.folder.path, step, tensors, {self.task.metric: value})
+        self._snapshot(step)
+
+    def _snapshot(self, step: int) -> None:
+        """What the report's explorer shows: after 1, 2, 4, ... evaluations, and at the end."""
+        count = -(-step // self.config.eval_every)
+        due = count & (count - 1) == 0 or step == self.config.steps
+        if due and self.leads and not is_sharded(self.fabric):
+            append_snapshot(self.folder.path, self.bare, step, self.task.input_length)
 
     def _checkpoint(self, step: int) -> None:
         tensors = tensors_of(self.bare, self.bare_optimizer)

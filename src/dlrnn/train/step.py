@@ -57,6 +57,8 @@ class TrainingStep:
         self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
         self._capture = self.device.type == "cuda" and world == 1
         self._warm = 0
+        self._dropout = _generator(self.device)
+        self._parameters = list(model.parameters())  # to walk through a model takes its time
         if self.device.type == "cuda":
             torch.compiler.reset()
         self._makers = [self._maker(k) for k in range(config.accumulate)]
@@ -66,7 +68,7 @@ class TrainingStep:
         """One update; `batches` are its micro-batches, None where the device makes them."""
         self._set_rate(step)
         count = (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
-        torch.manual_seed(count % 2**63)  # dropout; a graph reads the seed when it is replayed
+        self._dropout.manual_seed(count % 2**63)  # a graph reads the seed when it is replayed
         if not self._capture:
             self.index.fill_(step)
             self._update(batches)
@@ -116,7 +118,7 @@ class TrainingStep:
                     part = self.task.loss(output, batch, totals)
                     self.fabric.backward(part * world)  # DDP takes the mean over processes
                 loss += part.detach()
-        gradients = [share(p.grad) for p in self.model.parameters() if p.grad is not None]
+        gradients = [share(p.grad) for p in self._parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         if is_sharded(self.fabric):
             norms = self.fabric.all_reduce(norms.square(), reduce_op="sum").sqrt()  # type: ignore[union-attr]
@@ -155,6 +157,8 @@ class TrainingStep:
 
     def _note_bad(self, finite: Tensor) -> None:
         """Keep the first step with a gradient that is not finite, and whose it is."""
+        if self.device.type == "cpu" and bool(finite.all()):  # a GPU would have to be waited for
+            return
         new = ~finite.all() & (self.bad_step < 0)
         self.bad_step.copy_(torch.where(new, self.index, self.bad_step))
         first = (~finite).to(torch.int64).argmax()
@@ -181,6 +185,15 @@ class TrainingStep:
                 group["lr"].fill_(group["full_lr"] * rate)
             else:
                 group["lr"] = group["full_lr"] * rate
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that dropout draws from. `torch.manual_seed` would seed those of every kind of
+    device, half a millisecond a step.
+    """
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[device.index]
 
 
 def batch_maker(
