@@ -244,6 +244,7 @@ def test_draws_follow_the_probabilities():
     assert tokens.tolist() == [1, 3, 2, 0]
     assert_close(p, torch.tensor([0.5, 0.25, 0.15, 0.1]).double(), 1e-7)
     assert_close(likely(logits, temperature=0.5)[1], p**2 / (p**2).sum(), 1e-7)
+    assert likely(logits, temperature=1e-308)[1].tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,12 @@ def test_there_and_back(name, tmp_path):
     assert next(from_pretrained(tmp_path / "model").parameters()).dtype == torch.float64
 
 
+def test_a_tokenizer_does_not_outlive_its_model(tmp_path):
+    save_pretrained(MODELS["language"][0](), tmp_path / "model", tokenizer=b"{}")
+    save_pretrained(DLR(2, 2), tmp_path / "model")
+    assert not (tmp_path / "model" / "tokenizer.json").exists()
+
+
 def test_the_card_says_what_it_is(tmp_path):
     model = MODELS["language"][0]()
     results = {"test loss": 2.88}
@@ -130,6 +136,10 @@ def test_what_cannot_be(hub, tmp_path):
     assert (
         said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
     )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # a run's own
+    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something else")
+    assert (tmp_path / "run" / "config.json").read_text() == '{"task": {}, "model": {}}'
     assert said(from_pretrained, "no/body") == (
         "there is no folder no/body, and the Hub does not give it: offline: no address found"
     )

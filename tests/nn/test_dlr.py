@@ -186,3 +186,16 @@ def test_float64_phases_are_float64():
 def test_print_shows_what_it_is():
     shown = repr(DLR(4, 6, glu=True, kernel_length=9, cast="prod"))
     assert "d_model=4, glu, kernel_length=9, d_state=6, cast='prod'" in shown
+
+
+def test_hooks_of_the_linear_map_are_called():
+    """Whole as in chunks: whoever looks at `out`, or changes its weight, is not passed by."""
+    layer, x = DLR(6, 8).to(DEVICE), torch.randn(2, 12, 6, device=DEVICE)
+    whole = layer(x)
+    seen = []
+    hook = layer.out.register_forward_hook(lambda module, inputs, y: seen.append(y.shape) or 2 * y)
+    assert_close(layer(x), 2 * whole, 1e-6)
+    assert_close(layer(x, return_state=True)[0], 2 * whole, 1e-5)
+    assert len(seen) == 2
+    hook.remove()
+    assert_close(layer(x), whole, 1e-6)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support import tiny_books
 
 from dlrnn import recipes
 from dlrnn.train import train
@@ -82,3 +83,53 @@ def test_sharded_needs_several_processes(tmp_path):
     with pytest.raises(ValueError, match="--sharded needs several processes: say --devices"):
         train(tmp_path / "run", config, show=False, sharded=True)
     assert not (tmp_path / "run").exists()
+
+
+LANGUAGE = """
+import sys
+import torch
+torch.set_num_threads(1)
+from dlrnn.models import LanguageConfig
+from dlrnn.train import RunConfig, TaskConfig, train
+
+path, folder, router, how = sys.argv[1:5]
+sizes = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
+config = RunConfig(
+    TaskConfig("pg19", {"length": 32, "folder": folder}),
+    LanguageConfig(**sizes, experts=4, router=router, dt_min=0.05, dt_max=0.5, kernel_length=32),
+    steps=12, batch_size=64, lr=1e-4, log_every=1, eval_every=3, checkpoint_every=6)
+train(path, None if how == "resumed" else config, show=False, writer="none",
+      sharded=how != "copies")
+"""
+
+
+def test_processes_agree_on_what_experts_learn(tmp_path):
+    """Their thresholds are buffers: averaged after each step, so that two processes judge alike,
+    also one that has no batch to evaluate, and a resumed run is the same, byte for byte.
+    """
+    folder, script = tiny_books(tmp_path), tmp_path / "script.py"
+    script.write_text(LANGUAGE)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def go(run, router, how):
+        command = [sys.executable, *torchrun, str(script), str(tmp_path / run), str(folder)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, router, how],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    go("copies", "top", "copies")  # one batch of validation, two processes
+    go("whole", "threshold", "sharded")
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for name in ("result.json", "step-000000012.safetensors"):
+        (tmp_path / "stopped" / name).unlink()
+    go("stopped", "threshold", "resumed")
+    for name in ("records.jsonl", "step-000000012.safetensors"):
+        whole, stopped = ((tmp_path / run / name).read_bytes() for run in ("whole", "stopped"))
+        assert whole == stopped

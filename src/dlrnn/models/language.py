@@ -357,7 +357,7 @@ def likely(
     """
     values, tokens = logits.sort(descending=True, stable=True)
     kept = 1 if temperature == 0 else min(top_k or len(values), len(values))
-    probabilities = F.softmax(values[:kept] / (temperature or 1.0), dim=0)
+    probabilities = F.softmax((values[:kept] - values[0]) / (temperature or 1.0), dim=0)
     if top_p is not None:
         before = probabilities.cumsum(0) - probabilities
         probabilities = probabilities[before < top_p]  # the first one always

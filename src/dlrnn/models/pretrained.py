@@ -53,13 +53,14 @@ def save_pretrained(
     folder = Path(folder)
     kind, options = _described(model)
     require(not folder.is_file(), f"{folder} is a file; a folder was expected")
-    strange = folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file()
+    strange = folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder)
     require(not strange, f"{folder} holds something else than a model; choose another folder")
     config = {"format": _FORMAT, "dlrnn": __version__, "model": kind, "options": options}
     content = json.dumps(config, indent=1) + "\n"  # what is no JSON ends here
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
     save_model(model, folder / WEIGHTS)
+    (folder / TOKENIZER).unlink(missing_ok=True)
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
     (folder / CARD).write_text(_card(model, kind, options, results or {}, run), encoding="utf-8")
@@ -101,6 +102,15 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
 
 
 # ---------------------------------------------------------------------------------- inside
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether `save_pretrained` wrote it, not a run, nor anything else that has a config.json."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"format", "dlrnn", "model", "options"} <= found.keys()
 
 
 def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:

@@ -14,10 +14,10 @@ from dlrnn.ops.checks import require, require_count, require_finite
 Router = Literal["top", "threshold"]
 
 THRESHOLD_RATE = 0.01
-"""A training step moves the logarithm of a "threshold" router's threshold by so much at most."""
+"""A forward in training moves the log of a "threshold" router's threshold by so much at most."""
 
 THRESHOLD_MEMORY = 0.98
-"""Of the last training step's thresholds, what a "top" router keeps in the next."""
+"""Of its thresholds, what a "top" router keeps in a forward in training."""
 
 DENSE_TOKENS = 512
 """Tokens that every expert sees at once where all of them are computed: bounds the memory."""

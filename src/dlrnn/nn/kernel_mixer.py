@@ -206,7 +206,7 @@ class KernelMixer(nn.Module):
         right = self._with_skip(kernel[: self.d_model])
         left = kernel[self.d_model :] if self.bidirectional else None
         drops = self.dropout_p > 0 and self.dropout.training
-        if type(self.out) is not nn.Linear or drops:
+        if type(self.out) is not nn.Linear or drops or _has_hooks(self.out):
             return self._mix(ops.convolution(u, right, left))
         weight, bias = self.out.weight, self.out.bias
         return ops.mix(u, right, left, weight, bias, activation=self.activation, glu=self.glu)
@@ -309,6 +309,16 @@ class KernelMixer(nn.Module):
             require_device("state.kernel", state.kernel, parameter.device)
             for block in state.blocks[:1]:
                 require_shape("a block of the state", block.inputs, (batch, "p", self.d_model))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Somebody looks at it, or changes it, when it is called: weight norm, pruning, adapters."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def _records() -> bool:

@@ -19,13 +19,22 @@ _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # the last good one stays when the newest is damaged
 
 
-def tensors_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Tensor]:
-    """What a checkpoint holds; where it is sharded every process has to ask."""
+def tensors_of(
+    model: nn.Module, optimizer: Optimizer | None = None, *, keep: bool = True
+) -> dict[str, Tensor]:
+    """What a checkpoint holds. Where it is sharded every process has to ask, also one that keeps
+    nothing; whole tensors are on the device one at a time.
+    """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
         for name, state in _optimizer_states(model, optimizer).items():
             tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
-    return {name: whole(value) for name, value in tensors.items()}
+    found = {}
+    for name, value in tensors.items():
+        full = whole(value)
+        if keep:
+            found[name] = full if full is value else full.cpu()
+    return found
 
 
 def save_checkpoint(

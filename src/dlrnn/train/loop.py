@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 from torch.optim import Optimizer
 
@@ -102,7 +103,9 @@ def make_fabric(
     one = [where.index] if ":" in device and here == 1 else here
     how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
     machines = max(1, all_of_them // here) if nodes is None else nodes
-    strategy: Any = "ddp" if here * machines > 1 else "auto"
+    # Buffers are averaged after each step (step.py): DDP would send them in a forward, which a
+    # process without a batch to evaluate never makes.
+    strategy: Any = DDPStrategy(broadcast_buffers=False) if here * machines > 1 else "auto"
     if sharded:
         if here * machines == 1:
             raise ValueError("--sharded needs several processes: say --devices, or use torchrun")
@@ -251,6 +254,8 @@ class _Run:
         sums = torch.stack([total[name] for name in names])
         if world > 1:
             sums = self.fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
+        elif is_sharded(self.fabric):
+            sums = self.fabric.broadcast(sums)  # one word on what is best
         self.last = averaged(self.task, dict(zip(names, sums.tolist(), strict=True)))
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
@@ -258,7 +263,7 @@ class _Run:
         better = best is None or (value < best if self.task.less_is_better else value > best)
         if better or math.isnan(best):
             self.best = {"value": value, "step": step}
-            tensors = tensors_of(self.bare)
+            tensors = tensors_of(self.bare, keep=self.leads)
             if self.leads:
                 save_best(self.folder.path, step, tensors, {self.task.metric: value})
         self._snapshot(step)
@@ -271,7 +276,7 @@ class _Run:
             append_snapshot(self.folder.path, self.bare, step, self.task.input_length)
 
     def _checkpoint(self, step: int) -> None:
-        tensors = tensors_of(self.bare, self.bare_optimizer)
+        tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
             save_checkpoint(self.folder.path, step, tensors, counters)

@@ -1,7 +1,8 @@
 """Parameters and optimizer state spread over the processes (FSDP), instead of a copy on each (DDP).
 
-A model whose state does not fit into one device trains so; every block gathers its parameters when
-it needs them. Nothing else of a run changes: batches, records and checkpoints are the same.
+Every block gathers its parameters when it needs them; gradients and AdamW's two averages, three
+quarters of a run's state, are never whole. A device must hold the model alone, once, when it is
+made. Nothing else of a run changes: batches, records and checkpoints are the same.
 """
 
 import warnings

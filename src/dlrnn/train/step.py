@@ -59,6 +59,7 @@ class TrainingStep:
         self._warm = 0
         self._dropout = _generator(self.device)
         self._parameters = list(model.parameters())  # to walk through a model takes its time
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if self.device.type == "cuda":
             torch.compiler.reset()
         self._makers = [self._maker(k) for k in range(config.accumulate)]
@@ -127,6 +128,9 @@ class TrainingStep:
             torch._foreach_mul_(gradients, factor)
         self._note_bad(norms.isfinite())
         self.optimizer.step()
+        if world > 1:
+            for buffer in self._buffers:  # what a forward learnt, of all processes
+                buffer.copy_(self.fabric.all_reduce(buffer.clone(), reduce_op="mean"))  # type: ignore[arg-type]
         self.loss_sum += loss
         self.index += 1
 
