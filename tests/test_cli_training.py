@@ -106,6 +106,24 @@ def test_eval_draws(done, capsys):
     assert (done / "eval-test.png").stat().st_size > 5000
 
 
+def test_eval_where_nothing_can_be_written(done, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dlrnn.examine.write_whole", full)
+    assert main(["eval", str(done), *WHERE[2:]]) == 0
+    printed = capsys.readouterr()
+    assert "R2" in printed.out
+    said = f"dlrnn eval: nothing was written into {done}: No space left on device\n"
+    assert printed.err == said
+
+
+def test_a_run_with_changed_settings_is_named(done, tmp_path, capsys):
+    shutil.copytree(done, tmp_path / "seed-0-951a2bf6")
+    assert main(["eval", str(tmp_path / "seed-0")]) == 2
+    assert "; beside it there is seed-0-951a2bf6" in capsys.readouterr().err
+
+
 def test_eval_breaks_listops_down(tmp_path, capsys):
     assert train(tmp_path / "run", recipe="table3/listops-subtrees/dlr") == 0
     capsys.readouterr()

@@ -259,6 +259,8 @@ def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     tokens = task.sample(2, split="test").inputs
     assert torch.equal(from_pretrained(tmp_path / "model")(tokens), model(tokens))
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tiny_tokenizer()
+    with pytest.raises(ValueError, match="model is an exported model; name the run that it was"):
+        write(tmp_path / "model", "a")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| metric | loss |" in card
     assert '"name": "pg19"' in card

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +83,16 @@ def _train(given: argparse.Namespace) -> int:
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
         path, config = _run_of(given)
-        result = train(path, config, **options)
     elif given.recipe or given.overrides or given.out or given.scale != "full":
         raise ValueError("--resume goes on with a run as it is: it takes nothing else")
     else:
-        path = given.resume
-        result = train(path, **options)
+        path, config = given.resume, None
+    try:
+        result = train(path, config, **options)
+    except KeyboardInterrupt:
+        if (path / "config.json").is_file():
+            print(f"\ngo on with: dlrnn train --resume {path}", file=sys.stderr)
+        raise
     if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) > 0:
         return 0  # one process speaks for all
     if given.json:
@@ -128,6 +133,8 @@ def _eval(given: argparse.Namespace) -> int:
         print_table(name, rows)
     for picture in result["pictures"]:
         print(f"drawn: {picture}")
+    if "not_written" in result:
+        print(f"dlrnn eval: {result['not_written']}", file=sys.stderr)
     return 0
 
 

@@ -102,6 +102,10 @@ class SetTask(Task):
     def _split(self, split: str) -> shards.Split:
         assert self.folder is not None
         folder = Path(self.folder).resolve()
+        if not folder.exists():
+            how = "build" if self.drawable else "import"
+            where = f"make it with `dlrnn data {how} {self.name}`"
+            raise ValueError(f"there is no folder {folder}: {where}, or say task.settings.folder")
         stamp = _stamp(folder)
         made = _manifest(folder, stamp)
         if made["task"] != self.name:

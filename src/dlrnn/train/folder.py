@@ -68,14 +68,22 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         """One that is there."""
-        if not (Path(path) / CONFIG).is_file():
-            raise ValueError(f"{path} is not the folder of a run: it has no {CONFIG}")
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            near = sorted(
+                other.parent.name for other in path.parent.glob(f"{path.name}-*/{CONFIG}")
+            )
+            beside = f"; beside it there is {', '.join(near)}" if near else ""
+            raise ValueError(f"{path} is not the folder of a run: it has no {CONFIG}{beside}")
         return cls(path)
 
     @property
     def config(self) -> RunConfig:
         """As it was begun with."""
-        return from_json((self.path / CONFIG).read_text())
+        try:
+            return from_json((self.path / CONFIG).read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG}: {error}") from error
 
     @property
     def result(self) -> dict[str, Any] | None:

@@ -192,6 +192,7 @@ class _Run:
         name = f"{self.task.name} {self.config.model.mixer}"
         steps = self.config.steps
         self.progress = Shown(name, self.start, steps, self.device) if shown else Silent()
+        self.progress.say(f"run: {folder.path}")
         for problem in self.problems:
             self.progress.say(f"{problem}; going on from an older one")
         self.writer = _writer(writer, folder.path, self.start) if self.leads else None
