@@ -278,7 +278,7 @@ from dlrnn.tasks.reflections import product_of_reflections
 from dlrnn.tasks.search import largest_product
 
 torch.manual_seed(0)
-for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5)]:
+for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5), (1, 1030, 3)]:
     query, key = torch.randn(2, *shape)
     assert torch.equal(gpu.largest_product(query, key), largest_product(query, key))
 for shape in [(1, 1, 1), (2, 5, 5), (3, 7, 20), (1, 31, 31)]:
@@ -300,6 +300,15 @@ def test_largest_product_by_its_definition(shape):
     later = torch.ones(shape[1], shape[1], device=DEVICE).triu(1).bool()
     expected = (query.double() @ key.double().mT).masked_fill(later, -math.inf).argmax(-1)
     assert torch.equal(largest_product(query, key), expected)
+
+
+def test_places_of_nan_are_places():
+    nan = torch.full((2, 300, 3), math.nan)
+    torch.use_deterministic_algorithms(True)  # which fills what is not initialised
+    try:
+        assert torch.equal(largest_product(nan, nan), torch.zeros(2, 300).long())
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_product_of_reflections_by_its_definition():

@@ -15,7 +15,7 @@ import torch
 from support import WORDS, run_python, tiny_books, tiny_tokenizer
 
 from dlrnn import tasks
-from dlrnn.tasks import books, shards
+from dlrnn.tasks import books, layouts, shards
 from dlrnn.tasks.books import books_set, make_tokenizer
 from dlrnn.tasks.imports import import_set, write_set
 
@@ -116,6 +116,75 @@ def test_plain_books_are_held_out_by_their_names(tmp_path, tokenizer):
         assert shards.load_manifest(found)["counts"][split] == (41 * len(names) - 1) // 8
 
 
+@pytest.mark.parametrize("where", ["{}/part1", "part1/{}", "a/{}/b/c"])
+def test_books_deeper_in_a_splits_folder_keep_their_split(tmp_path, tokenizer, where):
+    plain, deep = official(tmp_path / "plain"), tmp_path / "deep"
+    for path in plain.rglob("*.txt"):
+        to = deep / where.format(path.parent.name) / path.name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    found = [
+        write_set(books_set(tokenizer, 16), source, tmp_path / f"set-{source.name}")
+        for source in (plain, deep)
+    ]
+    for split in ("train", "validation", "test"):
+        assert stream(found[0], split) == stream(found[1], split)
+
+
+def parquet_named(folder, name):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": ["w1"]}), folder / name)
+
+
+def two_splits(folder):
+    (folder / "train" / "test").mkdir()
+    (folder / "train" / "test" / "9.txt").write_text("w1")
+
+
+def another_name(folder):
+    parquet_named(folder, "train/test-00000-of-00001.parquet")
+
+
+def numbers(folder):
+    pq.write_table(pa.table({"text": [5]}), folder / "train" / "a.parquet")
+
+
+def bytestrings(folder):
+    pq.write_table(pa.table({"text": [b"five"]}), folder / "train" / "a.parquet")
+
+
+def lists(folder):
+    pq.write_table(pa.table({"text": [["five"]]}), folder / "train" / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["test-00000-of-00001.parquet", "data/test.parquet", "test/a.parquet", "test/x/0.parquet"],
+)
+def test_the_split_of_parquet_files(tmp_path, name):
+    parquet_named(tmp_path, name)
+    assert [split for split, _ in books._books(tmp_path)] == ["test"]
+
+
+def test_a_long_text_many_times_is_read_once_at_a_time(tmp_path):
+    """64 references to 1 MB in the dictionary of a small file."""
+    table = pa.table({"text": ["word " * 200_000] * 64})
+    pq.write_table(table, tmp_path / "train.parquet", compression="zstd")
+    del table
+    assert (tmp_path / "train.parquet").stat().st_size < 5000
+    before = pa.total_allocated_bytes()
+    taken = [pa.total_allocated_bytes() - before for _ in books._books(tmp_path)]
+    assert len(taken) == 64
+    assert max(taken) < 10e6
+
+
+def test_a_large_column_of_parquet_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(layouts, "LARGEST_CHUNK", 10_000)
+    pq.write_table(pa.table({"text": ["a" * 20_000]}), tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(ValueError, match=r"a.parquet has \d+ bytes in its column 'text', row gro"):
+        list(books._books(tmp_path))
+
+
 def not_utf8(folder):
     (folder / "test" / "1.txt").write_bytes(b"good \xff bad")
 
@@ -152,6 +221,11 @@ def no_validation(folder):
         (mixed, r"holds test/0.txt in a folder of a split and zzz.txt in none; keep one"),
         (damaged, r"a.parquet is damaged: "),
         (no_text, r"a.parquet has no column 'text'; it has \['words'\]"),
+        (two_splits, r"books: train/test/9.txt is in two splits, test and train"),
+        (another_name, r"train/test-00000-of-00001.parquet is in two splits, test and train"),
+        (numbers, r"books: train/a.parquet row 0 is no text but int"),
+        (bytestrings, r"books: train/a.parquet row 0 is no text but bytes"),
+        (lists, r"books: train/a.parquet has lists in its column 'text'"),
         (no_validation, r"holds no validation samples of pg19; books .* 16 tokens a split, was"),
     ],
 )

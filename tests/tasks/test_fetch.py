@@ -174,6 +174,23 @@ def test_text_is_fetched_and_imported(hub, tmp_path, capsys):
     assert (tmp_path / "data/text/manifest.json").stat().st_mtime_ns == before
 
 
+def test_files_of_an_older_commit_are_removed(hub, tmp_path):
+    files = imdb()
+    old, new = (f"plain_text/train-0000{k}-of-0000{n}.parquet" for k, n in ((0, 1), (1, 2)))
+    hub.repositories["stanfordnlp/imdb"] = files
+    assert run("text", "--out", "old") == 0
+    kept = tmp_path / "data/download/text/plain_text/notes.txt"
+    kept.write_text("mine")
+    hub.repositories["stanfordnlp/imdb"] = {
+        new if name == old else name: files[name] for name in files
+    }
+    assert run("text", "--out", "new") == 0
+    assert shards.load_manifest("new")["counts"]["test"] == 120
+    assert sum(shards.load_manifest("new")["counts"].values()) == 240
+    there = {path.name for path in (tmp_path / "data/download/text/plain_text").iterdir()}
+    assert there == {"notes.txt", new.rpartition("/")[2], "test-00000-of-00001.parquet"}
+
+
 def test_speech_commands_once_the_hub_has_them(hub, tmp_path):
     files = hub_files(tmp_path / "v0.02")
     hub.repositories["google/speech_commands"] = {

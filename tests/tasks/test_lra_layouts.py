@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -219,6 +221,14 @@ def array(values):
 HUGE = array(np.array([["a"]])).replace(b"(1, 1), }", b"(9" + b"9" * 12 + b", 9), }")
 
 
+def many(kind, shape):
+    """Only a head, for entries of no bytes."""
+    file = io.BytesIO()
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    file.write(b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
@@ -234,6 +244,15 @@ HUGE = array(np.array([["a"]])).replace(b"(1, 1), }", b"(9" + b"9" * 12 + b", 9)
         (NPY, array(np.array([["a"]]))[:-1], "2.npy is neither text nor an array of strings"),
         (NPY, HUGE, "2.npy is neither text nor an array of strings"),
         (NPY, array(np.zeros((3, 4))), r"2.npy is no table of strings: float64 \(3, 4\)"),
+        (NPY, many("<U0", "(50000000, 1)"), r"2.npy is no table of strings: <U0 \(50000000, 1\)"),
+        (NPY, many("<U0", "(1000000000, 5)"), r"2.npy is no table of strings: <U0 \(1000000000, 5"),
+        (NPY, array(np.array([[b"\xff"] * 4])), "2.npy is neither text nor an array of strings"),
+        (
+            NPY,
+            array(np.array([["a"] * 4])).replace(b"a\0\0\0", b"\xff" * 4),
+            "2.npy is neither text nor an array of strings",
+        ),
+        (NPY, b"a b c 0\n" * (2**20 + 1), "2.npy has more than 1048576 rows"),
         (NPY, b"imgs/10 sample_10.png 2 1\n", "lra.tar: the metadata name an image twice, or more"),
         (PNG, b"", "sample_2.png is damaged or not PNG"),
         (PNG, png(picture(2, 32))[:-300], "sample_2.png is damaged or not PNG"),
@@ -261,6 +280,29 @@ def test_damaged_pixels_are_found_or_harmless(tmp_path):
             assert len(lra._pixels("here", bytes(broken), 32)) == 1024
         except ValueError as error:
             assert str(error).startswith("here is ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("error", [IndexError, TypeError, struct.error, zlib.error])
+def test_whatever_pillow_raises_is_one_sentence(monkeypatch, error):
+    data, chunk = png(picture(2, 32)), b"iCCP\0"
+    broken = data[:-12] + b"\0\0\0\1" + chunk + zlib.crc32(chunk).to_bytes(4) + data[-12:]
+    with pytest.raises(ValueError, match="here is damaged or not PNG"):
+        lra._pixels("here", broken, 32)  # IndexError
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    with pytest.raises(ValueError, match="here is damaged or not PNG"):
+        lra._pixels("here", data, 32)
+
+
+def test_a_long_row_of_metadata_is_not_split_to_its_end():
+    assert list(lra._metadata("here", b"a b c 1 " + b"d " * 1000)) == [("a/b", 1)]
+    [row] = lra._cells("here", b"a b c 1 " + b"d " * 1000)
+    assert len(row) == 5
+    with pytest.raises(ValueError, match="here row 1 has 1 entries"):
+        next(lra._metadata("here", b"a\n" + b"\xff"))
 
 
 def test_images_without_metadata_are_counted_and_colours_become_gray(tmp_path):

@@ -248,6 +248,13 @@ def test_what_cannot_be_imported(tmp_path, name, data, sentence):
             b"samples\ntrain\tup\tup/a_nohash_0.flac\t5\n",
             "up/a_nohash_0 is in MANIFEST",
         ),
+        (b"\t9000\n", b"\t" + b"9" * 5000 + b"\n", "line 2 names no clip and its samples"),
+        (b"train\tyes\t", b"t" * 200_000 + b"\tyes\t", "line 2 has the split 'ttt"),
+        (
+            b"train\tyes\t",
+            b"test\tyes\tyes/00000000_nohash_0.wav\t9000\ntrain\tyes\t",
+            "MANIFEST.tsv line 3: yes/00000000_nohash_0 is named twice",
+        ),
         (b"\tyes\t", b"\t", "line 2 is not split, label, path, samples"),
     ],
 )

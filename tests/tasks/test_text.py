@@ -1,6 +1,7 @@
 """LRA Text: reviews from folders and archives, and the task over them."""
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -88,6 +89,24 @@ def test_what_cannot_be_imported(tmp_path, name, data, sentence):
         import_set("text", path, tmp_path / "out")
     assert "imdb.tar.xz" in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        ([1], "has lists in its column 'label'"),
+        ({"a": 1}, "row 0 has the label {'a': 1}; 0 and 1 are known"),
+        (True, "row 0 has the label True; 0 and 1 are known"),
+        (1.0, "row 0 has the label 1.0; 0 and 1 are known"),
+        (None, "row 0 has the label None; 0 and 1 are known"),
+    ],
+)
+def test_labels_of_parquet_that_cannot_be(tmp_path, label, sentence):
+    name = "train-00000-of-00001.parquet"
+    (tmp_path / "imdb").mkdir()
+    pq.write_table(pa.table({"text": ["good"], "label": [label]}), tmp_path / "imdb" / name)
+    with pytest.raises(ValueError, match=f"{name} {sentence}"):
+        import_set("text", tmp_path / "imdb", tmp_path / "out")
 
 
 def test_a_truncated_archive_and_an_empty_one(tmp_path):

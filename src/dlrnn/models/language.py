@@ -261,7 +261,9 @@ def _changed(model: LanguageModel, **options: Any) -> LanguageModel:
     return same.train(model.training)
 
 
-def next_token_loss(model: LanguageModel, tokens: Tensor, positions_at_once: int = 2048) -> Tensor:
+def next_token_loss(
+    model: LanguageModel, tokens: Tensor, positions_at_once: int | None = None
+) -> Tensor:
     """Mean cross-entropy of each token given those before it, in fp32."""
     require_shape("tokens", tokens, ("B", "L"))
     require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
@@ -273,13 +275,17 @@ def surprises(
     model: LanguageModel,
     codes: Float[Tensor, "T E"],
     targets: Int[Tensor, " T"],
-    positions_at_once: int = 2048,
+    positions_at_once: int | None = None,
 ) -> Float[Tensor, " T"]:
     """`-log p` of the targets, in fp32.
 
     Logits exist for `positions_at_once` positions at a time, and again in backward: those of
-    [8, 4096] tokens would be 4 GB.
+    [8, 4096] tokens would be 4 GB. By default 2^26 of them, on a CPU 2^22: larger pieces of memory
+    go back to the system each time, which takes longer than the products.
     """
+    if positions_at_once is None:
+        logits = 2**22 if codes.device.type == "cpu" else 2**26
+        positions_at_once = max(1, logits // model.config.vocabulary)
     require_count("positions_at_once", positions_at_once)
     pieces = zip(
         codes.split(positions_at_once), targets.long().split(positions_at_once), strict=True

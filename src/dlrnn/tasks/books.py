@@ -1,9 +1,10 @@
 """PG-19: books as one long stream of tokens, cut into sequences for a language model.
 
-Books lie in the folders `train`, `validation` and `test`, as the official release has them; or
-anywhere, and then a book is held out by the SHA-256 of its file's name, one in ten for validation
-and one in ten for test. A split is its books one after the other, the end token behind each. Text
-is tokenized in pieces of PIECE characters that end before a space, so that memory stays flat.
+Books lie in the folders `train`, `validation` and `test`, at any depth, or in Parquet files that
+begin with these names, as in the official release; or elsewhere, and then a book is held out by the
+SHA-256 of its file's name, one in ten for validation and one in ten for test. A split is its books
+one after the other, the end token behind each. Text is tokenized in pieces of PIECE characters that
+end before a space, so that memory stays flat.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 PIECE = 2**16  # characters that are tokenized at once
 _AT_ONCE = 16  # pieces that the tokenizer's threads share
-_SPLIT = re.compile(r"(?:.*/)?(train|validation|test)(?:/[^/]+\.txt|(?:[/-][^/]*)?\.parquet)")
+_SPLITS = ("train", "validation", "test")
+_PARQUET = re.compile(r"(train|validation|test)(?:-.*)?\.parquet")
 _ENDS = ("</s>", "<|endoftext|>", "<eos>", "[SEP]")
 _LARGEST = 2**27  # bytes of a tokenizer
 _T5 = 32100  # tokens of T5's tokenizer
@@ -91,7 +93,7 @@ def books_set(tokenizer: Path | None = None, length: int = 4096) -> ImportedSet:
         rows=lambda path: _blocks(path, content, length),
         schema=pa.schema([pa.field("tokens", pa.list_(pa.field("token", kind, False)), False)]),
         layout=f"books (.txt, or Parquet with a column text), more than {length} tokens a split,",
-        splits=("train", "validation", "test"),
+        splits=_SPLITS,
         shard_rows=2**12,
         group_rows=64,
         writer={"use_dictionary": False},
@@ -148,17 +150,33 @@ def _books(path: Path) -> Iterator[tuple[str, Iterator[str]]]:
         kind = Path(entry.name).suffix
         if kind not in (".txt", ".parquet") or Path(entry.name).name.startswith("."):
             continue
-        found = _SPLIT.fullmatch(entry.name)
-        sorted_out.setdefault(found is not None, entry.name)
+        split = _named(path, entry.name)
+        sorted_out.setdefault(split is not None, entry.name)
         if len(sorted_out) == 2:
             both = f"{sorted_out[True]} in a folder of a split and {sorted_out[False]} in none"
             raise ValueError(f"{path} holds {both}; keep one of the two layouts")
         if kind == ".txt":
-            yield found[1] if found else _hashed(Path(entry.name).name), _text(path, entry)
+            yield split or _hashed(Path(entry.name).name), _text(path, entry)
             continue
         for number, row in enumerate(parquet_rows(path, entry, ["text"])):
             name = f"{Path(entry.name).name}/{number}"
-            yield found[1] if found else _hashed(name), iter([row["text"] or ""])
+            text = "" if row["text"] is None else row["text"]
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{path}: {entry.name} row {number} is no text but {type(text).__name__}"
+                )
+            yield split or _hashed(name), iter([text])
+
+
+def _named(path: Path, name: str) -> str | None:
+    """The split that a book's folders or its Parquet file are named after, if any."""
+    *folders, file = PurePosixPath(name).parts
+    named = {folder for folder in folders if folder in _SPLITS}
+    if found := _PARQUET.fullmatch(file):
+        named.add(found[1])
+    if len(named) > 1:
+        raise ValueError(f"{path}: {name} is in two splits, {' and '.join(sorted(named))}")
+    return named.pop() if named else None
 
 
 def _hashed(name: str) -> str:

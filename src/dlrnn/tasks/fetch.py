@@ -2,9 +2,9 @@
 
 Files are downloaded into `data/download/NAME`, where they stay: a connection that breaks goes on in
 the middle of a file, and a fetch that failed, with the first file that is not whole. Sizes and
-SHA-256 are compared with what the Hub says of each. Its Speech Commands and PG-19 have held no data
-so far, only scripts that name other places; once they are turned into Parquet, as IMDb was, they
-are found.
+SHA-256 are compared with what the Hub says of each; files of an older commit are removed. Its
+Speech Commands and PG-19 have held no data so far, only scripts that name other places; once they
+are turned into Parquet, as IMDb was, they are found.
 """
 
 import contextlib
@@ -85,7 +85,16 @@ def download(name: str) -> Path:
         if path.stat().st_size != file.size or (digest and sha256(path) != digest):
             path.unlink()
             raise ValueError(f"{path} is not what the Hub says it is and was removed; fetch again")
+    _remove_others(folder, home.files, {file.rfilename for file in files})
     return folder / PurePosixPath(home.files).parent
+
+
+def _remove_others(folder: Path, pattern: str, wanted: set[str]) -> None:
+    """Files of an older commit, which would be imported with those of the newest."""
+    for path in list(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and fnmatch.fnmatchcase(name, pattern) and name not in wanted:
+            path.unlink()
 
 
 def _instead(name: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from dlrnn.tasks.archives import ArchiveError, Entry, entries
 
 LONGEST_LINE = 2**24  # bytes
-_AT_ONCE = 64  # rows of Parquet
+LARGEST_CHUNK = 2**30  # bytes of a column in a row group of Parquet
 _HUB = re.compile(r"(?:.*/)?(train|validation|test)-\d{5}-of-\d{5}[^/]*\.parquet")
 
 
@@ -64,10 +64,28 @@ def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[
             known = parquet.schema_arrow.names
             if lacking := [name for name in columns if name not in known]:
                 raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
-            for batch in parquet.iter_batches(_AT_ONCE, columns=columns, use_threads=False):
+            _check_sizes(where, parquet, columns)
+            # one row at a time: 64 references to a long text in a dictionary are 64 long texts
+            for batch in parquet.iter_batches(1, columns=columns, use_threads=False):
                 yield from batch.to_pylist()
         except UnicodeDecodeError:
             raise ArchiveError(f"{where} is not UTF-8") from None
         except (pa.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())
             raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None
+
+
+def _check_sizes(where: str, parquet: pq.ParquetFile, columns: list[str]) -> None:
+    """Lists and large columns, which a few bytes may stand for, are refused unread."""
+    leaves = [parquet.schema.column(place) for place in range(len(parquet.schema))]
+    for place, leaf in enumerate(leaves):
+        name = leaf.path.partition(".")[0]
+        if name not in columns:
+            continue
+        if leaf.max_repetition_level > 0:
+            raise ArchiveError(f"{where} has lists in its column {name!r}")
+        for group in range(parquet.num_row_groups):
+            size = parquet.metadata.row_group(group).column(place).total_uncompressed_size
+            if size > LARGEST_CHUNK:
+                much = f"{size} bytes in its column {name!r}, row group {group}"
+                raise ArchiveError(f"{where} has {much}; at most {LARGEST_CHUNK} were expected")

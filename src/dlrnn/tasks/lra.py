@@ -86,6 +86,7 @@ _FILE = re.compile(r"(?:(.*)/)?curv_contour_length_14/(imgs/\d+/[^/.][^/]*\.png|
 _LABEL = 3  # its place in a row of metadata
 _SEED = 42
 _LARGEST = {"metadata": 2**26, "imgs": 2**20}  # bytes
+_ROWS = 2**20  # of a file of metadata
 
 
 def pathfinder_release() -> ImportedSet:
@@ -168,6 +169,8 @@ def _files(path: Path, resolution: int, kind: str) -> Iterator[tuple[str, str, b
 def _metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
     """The file and the label of each row."""
     for number, row in enumerate(_cells(where, data), start=1):
+        if number > _ROWS:
+            raise ValueError(f"{where} has more than {_ROWS} rows")
         if len(row) <= _LABEL:
             raise ValueError(f"{where} row {number} has {len(row)} entries; the label is the 4th")
         folder, name, label = row[0], row[1], row[_LABEL]
@@ -178,16 +181,24 @@ def _metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
         yield f"{folder}/{name}", int(label)
 
 
-def _cells(where: str, data: bytes) -> list[list[str]]:
+def _cells(where: str, data: bytes) -> Iterator[list[str]]:
+    """The entries of each row, up to the label and what is behind it."""
+    neither = f"{where} is neither text nor an array of strings"
+    rows: Iterator[list[str]]
+    if data.startswith(b"\x93NUMPY"):
+        try:
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+        except Exception:  # whatever numpy raises for a damaged head
+            raise ValueError(neither) from None
+        if array.ndim != 2 or array.dtype.kind not in "US" or array.dtype.itemsize == 0:
+            raise ValueError(f"{where} is no table of strings: {array.dtype} {array.shape}")
+        rows = (row.astype(str).tolist() for row in array[:, : _LABEL + 1])
+    else:
+        rows = (line.decode().split(maxsplit=_LABEL + 1) for line in io.BytesIO(data))
     try:
-        if not data.startswith(b"\x93NUMPY"):
-            return [line.split() for line in data.decode().splitlines()]
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, MemoryError, EOFError):  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{where} is neither text nor an array of strings") from None
-    if array.ndim != 2 or array.dtype.kind not in "US":
-        raise ValueError(f"{where} is no table of strings: {array.dtype} {array.shape}")
-    return [[str(cell) for cell in row] for row in array.astype(str)]
+        yield from rows
+    except Exception:  # not UTF-8: ValueError, of numpy SystemError, too
+        raise ValueError(neither) from None
 
 
 def _pixels(where: str, data: bytes, resolution: int) -> bytes:
@@ -196,7 +207,7 @@ def _pixels(where: str, data: bytes, resolution: int) -> bytes:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             size = image.size
             pixels = image.convert("L").tobytes() if size == (resolution, resolution) else b""
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except Exception:  # Pillow raises IndexError, struct.error, zlib.error and others
         raise ValueError(f"{where} is damaged or not PNG") from None
     if not pixels:
         expected = f"{resolution} x {resolution} were expected"

@@ -24,7 +24,7 @@ def largest_product(query: Tensor, key: Tensor) -> Tensor:
         return gpu.largest_product(query, key)
     padded = F.pad(key.cpu(), (0, 0, 0, -key.shape[1] % LANES))
     columns = padded.mT.contiguous()  # [B, D, L or a little more]
-    best = torch.empty(query.shape[:2], dtype=torch.int64)
+    best = torch.zeros(query.shape[:2], dtype=torch.int64)  # of NaN, which nothing exceeds
     _search(query.cpu().contiguous().numpy(), columns.numpy(), best.numpy())
     return best.to(query.device)
 

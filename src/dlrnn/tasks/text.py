@@ -99,8 +99,8 @@ def _rows(path: Path, entry: Entry, split: str, length: int) -> Iterator[tuple[s
     for number, row in enumerate(parquet_rows(path, entry, ["text", "label"])):
         text, label = row["text"], row["label"]
         where = f"{path}: {entry.name} row {number}"
-        if label not in names:
-            raise ValueError(f"{where} has the label {label!r}; 0 and 1 are known")
+        if type(label) is not int or label not in names:
+            raise ValueError(f"{where} has the label {label!r:.40}; 0 and 1 are known")
         if not isinstance(text, str) or not text:
             raise ValueError(f"{where} has no text")
         name = f"{split}/{names[label]}/{PurePosixPath(entry.name).stem}/{number}"
