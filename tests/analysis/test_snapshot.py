@@ -9,6 +9,7 @@ from support import DEVICE
 
 from dlrnn.analysis.snapshot import append_snapshot, snapshot
 from dlrnn.models import ModelConfig, build_model
+from dlrnn.report.results import read_snapshots
 
 
 def model_of(mixer, layers=1, channels=8, **options):
@@ -73,6 +74,12 @@ def test_a_line_a_step(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "snapshots.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 10]
     assert [each["name"] for each in lines[0]["layers"]] == ["blocks.0.mixer", "blocks.1.mixer"]
+    with open(tmp_path / "snapshots.jsonl", "a") as file:
+        file.write('{"step": 20, "lay')  # killed here
+    for step in (20, 30):
+        append_snapshot(tmp_path, model, step, 32)
+    found = read_snapshots((tmp_path / "snapshots.jsonl").read_bytes())
+    assert [each["step"] for each in found] == [0, 10, 20, 30], "all but the line that was cut"
     append_snapshot(tmp_path / "nowhere", model_of("attention", heads=2), 0, 32)  # writes nothing
     with pytest.raises(ValueError, match="length of at least 1"):
         snapshot(model, 0, 0)

@@ -74,6 +74,7 @@ def test_parameter_counts(row):
 
 def test_losses_are_shown_as_they_are():
     assert recipes.as_in_paper("loss", 2.5) == 2.5
+    assert recipes.as_in_paper("perplexity", 12.0) == 12.0
     assert numbers({"train_loss": 2.714, "loss": 2.876}) == "2.71 / 2.88"
 
 

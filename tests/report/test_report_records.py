@@ -2,19 +2,24 @@
 
 import json
 import math
+import shlex
 import shutil
 from dataclasses import replace
 
 import made_up
 import pytest
-from support import DEVICE
+from support import DEVICE, tiny_books
 
+from dlrnn import recipes
 from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.cli import main
-from dlrnn.models import ModelConfig, build_model
+from dlrnn.models import LanguageConfig, ModelConfig, build_model
 from dlrnn.report import add, collect, read_results
 from dlrnn.report.records import VERSION, parse_record, stem
 from dlrnn.report.results import curve_bytes, read_curve
+from dlrnn.report.store import in_memory
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, with_overrides
+from dlrnn.train import train as run_training
 
 SHIFT = "table1/shift/dlr-1"
 SMALL = ["--scale", "tiny", "--batch_size", "2", "--eval_batches", "1", "--eval_every", "2"]
@@ -99,6 +104,33 @@ def test_the_command_makes_the_run_again(done, tmp_path):
     assert again.curve == run.curve
 
 
+def test_the_command_of_a_run_without_an_option_of_its_recipe(done, tmp_path):
+    """Nor with the recipe's length: neither is said as null."""
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    values = json.loads((copy / "config.json").read_text())
+    del values["model"]["mixer_options"]["dt_min"], values["task"]["settings"]["length"]
+    values["model"]["mixer_options"]["d_state"] = 3
+    (copy / "config.json").write_text(json.dumps(values))
+    words = shlex.split(collect(copy, recipe=SHIFT).records[0].command)
+    assert "--model.mixer_options.d_state" not in words, "all options are said at once"
+    scale = words[words.index("--scale") + 1] if "--scale" in words else "full"
+    rest = words[words.index("--seed") :]
+    config = with_overrides(recipes.scaled(recipes.get(SHIFT), scale), rest)
+    assert config == from_json(json.dumps(values))
+
+
+def test_the_time_of_a_run_that_was_resumed(done, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    sessions = [(0, 1, 5), (0, 2, 10), (2, 3, 20), (2, 4, 40), (2, 3, 50), (2, 4, 70)]
+    told = [{"from": f, "step": step, "seconds": s, "memory": None} for f, step, s in sessions]
+    (copy / "timing.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
+    record = collect(copy).records[0]
+    assert record.wall_seconds == 10 + 40 + 70
+    assert record.seconds_per_step == 20, "of 5, 20 and 20"
+
+
 def test_adding_twice_changes_nothing(done, tmp_path, capsys):
     into = ["--into", str(tmp_path / "results")]
     assert main(["results", "add", str(done), *into]) == 0
@@ -125,6 +157,31 @@ def test_more_steps_replace(tmp_path):
     add([replace(short, records=[replace(r, note="why") for r in short.records])], tmp_path)
     add([short], tmp_path)
     assert [json.loads(line)["note"] for line in lines(tmp_path)] == ["why"]
+
+
+def test_a_run_is_replaced_with_all_its_metrics(tmp_path):
+    made = made_up.run("table5/pg19/dlr-16-pre")
+    old, new, longer = (
+        replace(made, records=[replace(r, steps=n, value=float(n)) for r in made.records])
+        for n in (10, 20, 30)
+    )
+    assert [record.metric for record in old.records] == ["train_loss", "loss"]
+    new = replace(new, records=new.records[1:])
+    add([old], tmp_path)
+    assert "replaced one with 10 steps" in add([new], tmp_path)[0]
+    assert [json.loads(line)["value"] for line in lines(tmp_path)] == [20]
+    assert [record.value for record in in_memory([old, new], "yours").records] == [20]
+    assert "kept the one with 20 steps" in add([old], tmp_path)[0]
+    assert "replaced one with 20 steps" in add([longer], tmp_path)[0]
+    assert [json.loads(line)["value"] for line in lines(tmp_path)] == [30, 30]
+
+
+def test_a_metric_more_of_the_same_run(tmp_path):
+    run = made_up.run("table5/pg19/dlr-16-pre")
+    run = replace(run, records=[replace(r, steps=10) for r in run.records])
+    add([replace(run, records=run.records[1:])], tmp_path)
+    assert "already there" in add([run], tmp_path)[0]
+    assert {json.loads(line)["metric"] for line in lines(tmp_path)} == {"train_loss", "loss"}
 
 
 def test_lines_of_others_are_kept(tmp_path):
@@ -172,6 +229,24 @@ def test_tasks_that_are_tested(tmp_path, capsys):
     assert record.value == pytest.approx(100 * metrics["accuracy"], rel=1e-5)
     assert found.breakdowns[record.stem]["by operator"][0]["operator"] == "MIN"
     assert not found.problems
+
+
+def test_a_language_model_that_was_examined(tmp_path):
+    sizes = {"layers": 1, "d_model": 8, "d_state": 4, "d_embedding": 4, "d_ff": 8}
+    model = LanguageConfig(**sizes, vocabulary=32, dt_min=0.05, dt_max=0.5, kernel_length=32)
+    task = TaskConfig("pg19", {"length": 32, "folder": str(tiny_books(tmp_path))})
+    config = RunConfig(task, model, steps=2, batch_size=2, log_every=1, eval_batches=1)
+    run_training(tmp_path / "run", config, device=DEVICE.type, show=False, writer="none")
+    stopped = collect(tmp_path / "run", unfinished=True).records
+    assert main(["eval", str(tmp_path / "run"), "--device", DEVICE.type]) == 0
+    found = collect(tmp_path / "run")
+    last = [each for each in RunFolder(tmp_path / "run").records() if each["split"] == "train"][-1]
+    for records in (stopped, found.records):
+        assert [record.metric for record in records] == ["train_loss", "loss"]
+        assert records[0].value == pytest.approx(last["loss"], rel=1e-5)
+    ((_, loss),) = found.curve["validation loss"]
+    ((_, perplexity),) = found.curve["validation perplexity"]
+    assert perplexity == pytest.approx(math.exp(loss)), "no percentage"
 
 
 def test_a_commit_for_a_run_outside_a_checkout(done, tmp_path):

@@ -287,7 +287,7 @@ def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
     (tmp_path / "my" / "broken" / "config.json").write_text("{")
     add([made_up.run("table1/shift/dlr-1")], "results")
     assert main(["report", "--runs", "my", "--out", "site"]) == 0
-    assert "dlrnn report: the configuration is not JSON" in capsys.readouterr().err
+    assert "the configuration is not JSON" in capsys.readouterr().err
     page = (tmp_path / "site" / "table1.html").read_text()
     column = "yours: somebodys_package.MyLayer, tiny"
     assert f'<button type="button">{column}' in page
@@ -305,6 +305,49 @@ def test_several_results(tmp_path):
     assert table.sources == ["b"]
     cell = table.cells["table1/shift/dlr-1"]
     assert [len(cell.found[column]["R2"].records) for column in ("ours", "b")] == [1, 1]
+
+
+def test_folders_of_one_name(tmp_path, capsys):
+    folders = [tmp_path / name for name in ("mine", "a/results", "b/results", "x/b/results")]
+    for seed, folder in enumerate(folders):
+        add([made_up.run("table1/shift/dlr-1", seed=seed)], folder)
+    out = ["--out", str(tmp_path / "site")]
+    assert main(["report", "--results", *map(str, folders[:3]), *out]) == 0
+    page = (tmp_path / "site" / "table1.html").read_text()
+    for column in ("a/results", "b/results"):
+        assert f'<button type="button">{column}' in page
+    assert main(["report", "--results", *map(str, folders), *out]) == 2
+    assert "two folders of results are named b/results" in capsys.readouterr().err
+    for name in ("ours", "yours"):
+        add([made_up.run("table1/shift/dlr-1")], tmp_path / name)
+        assert main(["report", "--results", str(folders[0]), str(tmp_path / name), *out]) == 2
+        assert f"cannot be named {name}" in capsys.readouterr().err
+
+
+def test_what_is_behind_every_seed(tmp_path):
+    changed = [
+        {"split": "validation", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.1"}},
+        {"split": "test", "differs": "lr 0.3 (0.2)", "versions": {"torch": "0.2"}},
+    ]
+    times = [(0.5, 100.0, 7001), (0.6, 110.0, 7002)]
+    records = [
+        made_up.record(
+            seed=k, **changed[k], seconds_per_step=step, wall_seconds=wall, parameters=count
+        )
+        for k, (step, wall, count) in enumerate(times)
+    ]
+    write_site(tmp_path, [Results("ours", records)], tmp_path / "none")
+    text = Page((tmp_path / "table1.html").read_text()).text
+    for words in (
+        "the validation split; the test split",
+        "lr 0.1 (0.2); lr 0.3 (0.2)",
+        "torch 0.1; torch 0.2",
+        "500 ms; 600 ms",
+        "100 s; 110 s",
+        "7001; 7002",
+    ):
+        assert words in text
+    assert text.count("made-up GPU") == 1, "what they share is said once"
 
 
 def test_the_markdown_is_what_the_results_generate():

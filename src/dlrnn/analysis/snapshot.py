@@ -7,6 +7,7 @@ adds a line to `folder/snapshots.jsonl`, which the explorer of `dlrnn report` sh
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,17 @@ def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
 def append_snapshot(folder: str | Path, model: nn.Module, step: int, length: int) -> None:
     """One more line of snapshots.jsonl, none if the model has no such layer.
 
-    A run that is resumed may write a step twice: the later line counts.
+    A run that is resumed may write a step twice: the later line counts. A line that was cut when
+    the run was killed stays a line of its own.
     """
     taken = snapshot(model, step, length)
     if taken["layers"]:
-        with open(Path(folder) / SNAPSHOTS, "a") as file:
-            file.write(json.dumps(taken, separators=(",", ":")) + "\n")
+        with open(Path(folder) / SNAPSHOTS, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(taken, separators=(",", ":")).encode() + b"\n")
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ def _report(given: argparse.Namespace) -> int:
     from dlrnn.train.folder import write_whole
 
     first, *others = given.results or [Path("results")]
-    results = [read_results(first, "ours"), *(read_results(each, each.name) for each in others)]
+    results = [read_results(first, "ours"), *map(read_results, others, _names(others))]
     if given.runs:
         runs, problems = _collected(given.runs, unfinished=True)
         results.append(in_memory(runs, "yours"))
@@ -90,6 +90,21 @@ def _report(given: argparse.Namespace) -> int:
     for path in written:
         print(f"written: {path}")
     return 0
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Of their columns: with the parent's where two have one name."""
+    alone = [each.absolute().name for each in folders]
+    names = [
+        name if alone.count(name) == 1 else f"{each.absolute().parent.name}/{name}"
+        for name, each in zip(alone, folders, strict=True)
+    ]
+    for name in names:
+        if name in ("ours", "yours"):
+            raise ValueError(f"a folder of results cannot be named {name}: rename it")
+        if names.count(name) > 1:
+            raise ValueError(f"two folders of results are named {name}: rename one")
+    return names
 
 
 def _collected(paths: list[Path], **options: Any) -> tuple[list["Collected"], list[str]]:

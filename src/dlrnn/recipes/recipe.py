@@ -6,7 +6,10 @@ from dlrnn.recipes.cost import minutes
 from dlrnn.train import RunConfig
 
 PLACES = {"R2": 3, "train_loss": 2, "loss": 2}
-"""Metrics that are no percentages, and the places behind the point that are shown."""
+"""Metrics of the paper that are no percentages, and the places behind the point that are shown."""
+
+PERCENTAGES = {"accuracy", "macro_f1", "macro_accuracy"}
+"""Metrics that the paper gives in percent."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ def recipe(name: str, config: RunConfig, paper: dict[str, float], *notes: str) -
 
 
 def as_in_paper(metric: str, value: float) -> float:
-    """A metric of ours in the paper's units: R2 and losses as they are, the others in percent.
+    """A metric of ours in the paper's units: accuracies and F1 in percent, the others as they are.
 
     The only place that converts: records and results hold fractions, `Recipe.paper` does not.
     """
-    return value if metric in PLACES else 100 * value
+    return 100 * value if metric in PERCENTAGES else value

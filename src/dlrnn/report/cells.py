@@ -1,6 +1,6 @@
 """A cell of a table: its number, its difference, and the dialog with all that is behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dlrnn.recipes.recipe import PLACES
 from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed
@@ -147,31 +147,39 @@ def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -
 
 
 def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
-    """How the numbers of a column came about; every seed has the same but for its command."""
+    """How the numbers of a column came about; what several seeds share is said once."""
     records = next(iter(by_metric.values())).records
-    first = records[0]
     facts: list[tuple[str, Html | str | None]] = [
         ("Steps", steps_text(records)),
         ("Seeds", ", ".join(str(record.seed) for record in records)),
-        ("Measured on", f"the {first.split} split"),
+        ("Measured on", _joined(f"the {r.split} split" for r in records)),
         ("Command", join([tag("code", record.command) for record in records])),
-        ("Not as in the recipe", first.differs or None),
-        ("Commit", ", ".join(dict.fromkeys(r.commit or "unknown" for r in records))),
-        ("Hardware", ", ".join(dict.fromkeys(r.hardware for r in records))),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in first.versions.items())),
-        ("Parameters", None if first.parameters is None else str(first.parameters)),
-        ("A step", _seconds(first.seconds_per_step)),
-        ("All of it", _seconds(first.wall_seconds)),
-        ("Note", "; ".join(dict.fromkeys(r.note for r in records if r.note)) or None),
+        ("Not as in the recipe", _joined(r.differs for r in records)),
+        ("Commit", _joined(r.commit or "unknown" for r in records)),
+        ("Hardware", _joined(r.hardware for r in records)),
+        ("Versions", _joined(_versions(r) for r in records)),
+        ("Parameters", _joined(str(r.parameters or "") for r in records)),
+        ("A step", _joined(_seconds(r.seconds_per_step) for r in records)),
+        ("All of it", _joined(_seconds(r.wall_seconds) for r in records)),
+        ("Note", _joined(r.note for r in records)),
     ]
     rows = [join(tag("dt", name), tag("dd", text)) for name, text in facts if text]
     name = "Our runs" if column == OURS else f"Runs of {column}"
     return join(tag("h3", name), tag("dl", rows))
 
 
-def _seconds(value: float | None) -> str | None:
+def _versions(record: Record) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record.versions.items())
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Those that are not empty, each once."""
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _seconds(value: float | None) -> str:
     if value is None:
-        return None
+        return ""
     if value < 1:
         return f"{1000 * value:.3g} ms"
     return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} minutes"

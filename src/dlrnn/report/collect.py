@@ -161,8 +161,14 @@ class _Origin:
         words = ["dlrnn", "train", self.recipe.name]
         words += [] if self.scale == "full" else ["--scale", self.scale]
         words += ["--seed", str(config.seed)]
+        values = asdict(config)
+        known = _flat(values)
+        gone = dict.fromkeys(_options(name) for name in self.changed if name not in known)
+        for outer, inner in gone:  # an option is left out by saying all the others
+            words += [f"--{outer}.{inner}", json.dumps(values[outer][inner])]
         for name, (here, _) in self.changed.items():
-            words += [f"--{name}", here if isinstance(here, str) else _json_of(here)]
+            if _options(name) not in gone:
+                words += [f"--{name}", _json_of(here)]
         return shlex.join(words)
 
 
@@ -189,6 +195,12 @@ def _origin(path: Path, config: RunConfig, asked: str | None) -> tuple[str, _Ori
     ]
     nearest = min(choices, key=lambda one: len(one.changed))
     return name or nearest.recipe.name, nearest
+
+
+def _options(name: str) -> tuple[str, str]:
+    """("model", "mixer_options") of "model.mixer_options.dt_min"."""
+    outer, _, rest = name.partition(".")
+    return outer, rest.partition(".")[0]
 
 
 @cache
@@ -232,15 +244,15 @@ def _scores(
     examined = _json(folder.path / EVAL).get("metrics")
     if not found and isinstance(examined, dict):
         found = examined
+    last = {each["split"]: each for each in lines}
     if not found and unfinished:
         split = "validation"
-        last: dict[str, Any] = next(
-            (each for each in reversed(lines) if each["split"] == split), {}
-        )
-        found = {name: value for name, value in last.items() if isinstance(value, float)}
+        found = {n: value for n, value in last.get(split, {}).items() if isinstance(value, float)}
     if not found:
         advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
         raise ValueError(f"{folder.path} was trained and not judged yet: {advice}")
+    if "train" in last:
+        found = {"train_loss": last["train"]["loss"], **found}
     return split, found
 
 
@@ -254,7 +266,7 @@ def _seconds(path: Path, result: dict[str, Any] | None) -> tuple[float | None, f
     sessions: list[list[dict[str, Any]]] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         each = json.loads(line)
-        if not sessions or each["seconds"] < sessions[-1][-1]["seconds"]:
+        if not sessions or _is_resumed(sessions[-1][-1], each):
             sessions.append([])
         sessions[-1].append(each)
     steps = [
@@ -269,6 +281,15 @@ def _seconds(path: Path, result: dict[str, Any] | None) -> tuple[float | None, f
     return (
         float(f"{median(steps):.4g}") if steps else None,
         float(f"{sum(whole):.5g}") if whole else None,
+    )
+
+
+def _is_resumed(last: dict[str, Any], each: dict[str, Any]) -> bool:
+    """Whether the run was begun again between two lines of timing.jsonl."""
+    return bool(
+        each["from"] != last["from"]
+        or each["step"] <= last["step"]
+        or each["seconds"] < last["seconds"]
     )
 
 

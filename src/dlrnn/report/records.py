@@ -63,6 +63,11 @@ class Record:
         return self.recipe, self.variant, self.seed, self.metric
 
     @property
+    def run(self) -> tuple[str, str, int]:
+        """Of the run that it is from: the key without the metric."""
+        return self.recipe, self.variant, self.seed
+
+    @property
     def stem(self) -> str:
         """Of the run's files: letters, digits, `-` and `_`."""
         return stem(self.recipe, self.variant, self.seed)

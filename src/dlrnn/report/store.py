@@ -24,8 +24,9 @@ from dlrnn.train.folder import write_whole
 def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:
     """Write what is new; what became of each run, a sentence each.
 
-    A run replaces one of the same recipe, variant and seed if it has more steps, or if `replace`.
-    The same run again changes nothing. Lines that cannot be read stay as they are.
+    A run replaces one of the same recipe, variant and seed, with all its metrics, if it has more
+    steps, or if `replace`. The same run again changes nothing. Lines that cannot be read stay as
+    they are.
     """
     folder = Path(folder)
     known: dict[tuple[str, str, int, str], Record] = {}
@@ -39,25 +40,25 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     said = []
     for run in collected:
         new = run.records[0]
-        there = known.get(new.key)
+        there = [each for each in known.values() if each.run == new.run]
+        steps = max((each.steps for each in there), default=0)
         what = f"{run.stem}: {new.steps} of {new.steps_asked} steps"
-        if there is None:
+        if not there:
             said.append(f"{what}, added")
-        elif dataclasses.replace(there, note=new.note) == new:
+        elif all(dataclasses.replace(each, note=new.note) in run.records for each in there):
             said.append(f"{what}, already there")
-        elif replace or new.steps > there.steps:
-            said.append(f"{what}, replaced one with {there.steps} steps")
+        elif replace or new.steps > steps:
+            said.append(f"{what}, replaced one with {steps} steps")
+            known = {key: each for key, each in known.items() if each.run != new.run}
             _remove_files(run.stem, folder)
         else:
-            said.append(f"{what}, kept the one with {there.steps} steps; --replace takes this one")
+            said.append(f"{what}, kept the one with {steps} steps; --replace takes this one")
             continue
-        note = new.note or (there.note if there else "")
+        note = new.note or (there[0].note if there else "")
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
         _write_files(run, folder)
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
-    order = sorted(
-        known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.key[:3])
-    )
+    order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
     lines = [record.to_line() for record in order] + foreign
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / RECORDS, "".join(f"{line}\n" for line in lines).encode())
@@ -67,11 +68,12 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
 def in_memory(collected: Iterable[Collected], name: str) -> Results:
     """As if it had been written and read; of two runs of one recipe and seed the longer."""
     found = Results(name)
-    kept: dict[tuple[str, str, int, str], Collected] = {}
+    kept: dict[tuple[str, str, int], Collected] = {}
     for run in collected:
-        there = kept.get(run.records[0].key)
-        if there is None or run.records[0].steps > there.records[0].steps:
-            kept[run.records[0].key] = run
+        new = run.records[0]
+        there = kept.get(new.run)
+        if there is None or new.steps > there.records[0].steps:
+            kept[new.run] = run
     for run in kept.values():
         found.records += run.records
         found.curves[run.stem] = run.curve
