@@ -65,7 +65,7 @@ def test_an_own_mixer(tmp_path, monkeypatch, capsys):
 def test_wrong_settings(tmp_path, capsys):
     command = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
     for wrong, said in (
-        (["--stepps", "3"], "unrecognized arguments: --stepps 3"),
+        (["--stepps", "3"], "there is no setting --stepps: did you mean --steps?"),
         (["--steps", "few"], "steps"),
         (["--model.mixer", "dlrr"], "did you mean 'dlr'"),
         (["--model.mixer_options.d_sate", "3"], "did you mean 'd_state'"),

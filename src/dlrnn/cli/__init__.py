@@ -11,6 +11,9 @@ from dlrnn.cli import bench, language, layer, report, tasks, training
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; bad input ends in one sentence and exit status 2."""
     parser = _parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help()
+        return 2
     given, rest = parser.parse_known_args(arguments)
     if rest and not getattr(given, "takes_overrides", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -122,6 +123,7 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
     Another mixer, or another task, does not inherit the options of the one that it replaces.
     """
     defaults, model = asdict(config), type(config.model)
+    _check_names(arguments, list(_names(defaults)))
     with _one_sentence():
         parser = _parser(model, defaults)
         values = parser.parse_args(list(arguments))
@@ -134,6 +136,26 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
             raise ValueError(f"{other}: begin with a recipe of it")
         parser = _parser(model, defaults)
         return _made(parser, parser.parse_args(list(arguments)))
+
+
+def _names(values: dict[str, Any], before: str = "") -> Iterator[str]:
+    """`steps`, `model`, `model.mixer`, ..."""
+    for name, value in values.items():
+        yield before + name
+        if isinstance(value, dict):
+            yield from _names(value, f"{before}{name}.")
+
+
+def _check_names(arguments: Sequence[str], known: list[str]) -> None:
+    """A misspelt setting is told the nearest one; options of mixers and tasks are checked later."""
+    for argument in arguments:
+        name = argument.removeprefix("--").partition("=")[0]
+        free = name.startswith(("model.mixer_options.", "task.settings."))
+        if not argument.startswith("--") or free or name in known:
+            continue
+        near = get_close_matches(name, known, n=1)
+        advice = f"did you mean --{near[0]}?" if near else "`dlrnn recipes --show` prints them all"
+        raise ValueError(f"there is no setting --{name}: {advice}")
 
 
 def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:
