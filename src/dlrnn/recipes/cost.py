@@ -1,7 +1,8 @@
 """What a run costs on one H200, in minutes: an estimate, no measurement of the run.
 
-The rates fit the layers that docs/performance.md and the paper's peers were measured with: forward
-and backward, fp32, the step captured as a graph. Data and evaluation are not in it.
+The rates fit layers of plain PyTorch on such a machine, forward and backward, fp32, the step
+captured as a graph: an upper bound where our own kernels run, which are about four times as fast.
+Data and evaluation are not in it.
 """
 
 from dlrnn.models import LanguageConfig
