@@ -39,11 +39,24 @@ def run(folder, task, parts, how, processes):
     launcher = torchrun if processes == 2 else []
     command = [sys.executable, *launcher, str(script), str(folder), task, str(parts), how]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
-    )
+    done = launched(command, environment, folder, how)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def launched(command, environment, folder, how):
+    """gloo under FSDP aborts now and then when a process ends (seen once in six runs of all tests;
+    the cause is open): such an end, and nothing else, is tried again.
+    """
+    for _ in range(4):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, check=False, env=environment
+        )
+        if how == "copies" or "Signal 6 (SIGABRT)" not in done.stderr + done.stdout:
+            break
+        if how != "resumed":
+            shutil.rmtree(folder, ignore_errors=True)
+    return done
 
 
 def assert_same_losses(one, two):
@@ -114,14 +127,7 @@ def test_processes_agree_on_what_experts_learn(tmp_path):
     def go(run, router, how):
         command = [sys.executable, *torchrun, str(script), str(tmp_path / run), str(folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, router, how],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=environment,
-        )
+        done = launched([*command, router, how], environment, tmp_path / run, how)
         assert done.returncode == 0, done.stdout + done.stderr
 
     go("copies", "top", "copies")  # one batch of validation, two processes
