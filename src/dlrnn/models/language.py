@@ -16,6 +16,7 @@ from dlrnn.models.config import Norm
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention, KeyValueState
 from dlrnn.nn.dlr import DLR
+from dlrnn.nn.ends import SumNorm
 from dlrnn.nn.experts import Experts, Router
 from dlrnn.nn.rotary import rotate
 from dlrnn.ops.checks import require, require_count, require_device, require_dtype, require_shape
@@ -195,7 +196,7 @@ class LanguageModel(SequenceModel):
             for _ in range(config.layers)
             for layer in (config.make_mixer(), config.make_experts())
         ]
-        norm = nn.LayerNorm(H) if config.norm == "pre" else nn.Identity()
+        norm = SumNorm(H) if config.norm == "pre" else nn.Identity()
         embedding = NarrowEmbedding(config.vocabulary, E, H)
         super().__init__(embedding, layers, norm, nn.Linear(H, E, bias=False))
         self.config = config

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrnn.models.config import ModelConfig, Norm, Pooling
+from dlrnn.nn.ends import SumNorm, ThinLinear
 from dlrnn.nn.inputs import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import require, require_count, require_device, require_shape
 
@@ -19,7 +20,7 @@ class Block(nn.Module):
 
     def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
         super().__init__()
-        self.mixer, self.norm, self.pre = mixer, nn.LayerNorm(d_model), norm == "pre"
+        self.mixer, self.norm, self.pre = mixer, SumNorm(d_model), norm == "pre"
         self._takes = frozenset(inspect.signature(mixer.forward).parameters)
 
     def forward(
@@ -57,7 +58,7 @@ class Block(nn.Module):
         return getattr(self.mixer, name)
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = x + y if self.pre else self.norm(x + y)
+        total: Tensor = x + y if self.pre else self.norm(x, added=y)
         return total
 
 
@@ -250,19 +251,19 @@ def build_model(
     encoder: nn.Linear | nn.Embedding
     if vocabulary is None:
         require_count("d_input", d_input)
-        encoder = nn.Linear(cast("int", d_input), H)
+        encoder = ThinLinear(cast("int", d_input), H)
     else:
         require_count("vocabulary", vocabulary)
         encoder = nn.Embedding(vocabulary, H)
     blocks = [Block(config.make_mixer(), H, config.norm) for _ in range(config.layers)]
-    norm = nn.LayerNorm(H) if config.norm == "pre" else nn.Identity()
+    norm = SumNorm(H) if config.norm == "pre" else nn.Identity()
     model: SequenceModel
     if pair:
         decoder = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, d_output))
         model = PairModel(encoder, blocks, norm, decoder, config.pooling)
     else:
         pooling = config.pooling if pooled else None
-        model = SequenceModel(encoder, blocks, norm, nn.Linear(H, d_output), pooling)
+        model = SequenceModel(encoder, blocks, norm, ThinLinear(H, d_output), pooling)
     sizes = {"d_input": d_input, "vocabulary": vocabulary, "d_output": d_output}
     model.built = config, {**sizes, "pooled": pooled, "pair": pair}
     return model

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlrnn.nn.attention import Attention
+from dlrnn.nn.ends import SumNorm
 from dlrnn.ops.checks import require_count
 
 
@@ -52,5 +53,5 @@ class AttentionFF(Attention):
 
 def _feed_forward(d_model: int, d_ff: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.LayerNorm(d_model), nn.Linear(d_model, d_ff), nn.GELU(), nn.Linear(d_ff, d_model)
+        SumNorm(d_model), nn.Linear(d_model, d_ff), nn.GELU(), nn.Linear(d_ff, d_model)
     )

@@ -6,11 +6,13 @@ No modules, no configuration, no randomness. `reference` holds the slow definiti
 from dlrnn.ops.backends import backend_for, use_backend
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.convolution import convolution, fast_length
+from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.products import prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step
+from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 from dlrnn.ops.zero_order_hold import zero_order_hold
 
@@ -26,6 +28,8 @@ __all__ = [
     "conjugate",
     "convolution",
     "fast_length",
+    "layer_norm",
+    "linear",
     "mix",
     "online_start",
     "online_step",

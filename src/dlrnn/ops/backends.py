@@ -21,6 +21,9 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "channel_adjoint": ("fused", "torch"),
     "convolution": ("fused", "torch"),
     "mix": ("fused", "torch"),
+    "layer_norm": ("fused", "torch"),
+    "thin_linear": ("fused", "torch"),
+    "zero_order_hold": ("fused", "torch"),
     "step": ("torch",),
 }
 """For each op, the backends that implement it, best first."""

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import require_no_transform
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
@@ -39,12 +40,27 @@ class _Integral(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         ctx.save_for_backward(z)
+        if _is_fused(z):
+            from dlrnn.ops.triton import zero_order_hold as kernels
+
+            return kernels.integral(z, ZERO)
         return _integral(z)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
+        if _is_fused(z) and not torch.is_grad_enabled():
+            from dlrnn.ops.triton import zero_order_hold as kernels
+
+            return kernels.gradient(z, grad, ZERO, NEAR)
         return pair_product(grad, conjugate(_derivative(z)))
+
+
+def _is_fused(z: Tensor) -> bool:
+    """A compiler fuses by itself what is here."""
+    if not z.is_cuda or not z.numel() or torch.compiler.is_compiling():
+        return False
+    return backend_for("zero_order_hold")[0] == "fused"
 
 
 def _integral(z: Tensor) -> Tensor:

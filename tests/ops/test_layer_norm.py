@@ -1,0 +1,128 @@
+"""`ops.layer_norm`: PyTorch's of a sum; its kernels in the interpreter and on a GPU."""
+
+import sys
+
+import pytest
+import torch
+from support import DEVICE, assert_close, relative_error, run_python
+from torch.nn import functional as F
+
+from dlrnn import ops
+
+ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+module = sys.modules["dlrnn.ops.layer_norm"]
+
+INTERPRETED = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from torch.nn import functional as F
+from triton.runtime import interpreter
+from dlrnn.ops.triton import layer_norm as kernels
+
+patch = interpreter._patch_lang_tensor
+def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+interpreter._patch_lang_tensor = patched
+
+def error(have, want):
+    return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
+
+torch.manual_seed(0)
+for rows, channels, adds in [(1, 1, True), (37, 16, True), (5, 100, False), (300, 128, True)]:
+    x, added = torch.randn(2, rows, channels) * 3 + 1
+    weight, bias, dout = torch.randn(channels), torch.randn(channels), torch.randn(rows, channels)
+    out, total = kernels.forward(x, added if adds else None, weight, bias, 1e-5)
+    d_total, both = kernels.backward(dout, total, weight, 1e-5)
+    assert (total == (x + added if adds else x)).all()
+    exact = [t.double().requires_grad_() for t in (total, weight, bias)]
+    want = F.layer_norm(exact[0], (channels,), *exact[1:], 1e-5)
+    wanted = torch.autograd.grad(want, exact, dout.double())
+    for have, exactly in zip((out, d_total, *both), (want, *wanted)):
+        assert have.shape == exactly.shape
+        assert channels == 1 or error(have, exactly) < 4e-7, (rows, error(have, exactly))
+        assert channels > 1 or (have - exactly).abs().max() < 1e-6
+print("right")
+"""
+
+
+def made(*shape, dtype=torch.float64, device="cpu"):
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = shape, shape, shape[-1:], shape[-1:]
+    return [
+        torch.randn(s, generator=generator, dtype=dtype, device=device).requires_grad_()
+        for s in shapes
+    ]
+
+
+def test_is_pytorchs_of_the_sum():
+    x, added, weight, bias = made(2, 3, 5)
+    want = F.layer_norm(x + added, (5,), weight, bias, 1e-3)
+    assert_close(ops.layer_norm(x, weight, bias, eps=1e-3, added=added), want, 1e-12)
+    want = F.layer_norm(x, (5,), weight, bias)
+    assert_close(ops.layer_norm(x, weight, bias), want, 1e-12)
+
+
+def test_shapes_must_agree():
+    x, added, weight, bias = made(2, 3, 5)
+    with pytest.raises(ValueError, match=r"added must have the shape of x, \[2, 3, 5\]"):
+        ops.layer_norm(x, weight, bias, added=added[:1])
+
+
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    assert "right" in run_python(INTERPRETED)
+
+
+def test_gradients_of_the_plain_way():
+    """What second derivatives are made of, against PyTorch's own."""
+    x, dout, weight, bias = made(4, 3, 5)
+    want = torch.autograd.grad(F.layer_norm(x, (5,), weight, bias), (x, weight, bias), dout)
+    d_total, both = module._plain_backward(dout, x, weight, 1e-5)
+    for have, exactly in zip((d_total, *both), want, strict=True):
+        assert_close(have, exactly, 1e-12)
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("shape", [(16, 4096, 128), (3, 1000, 48), (2, 70, 1000), (5, 256)])
+def test_on_a_gpu(shape, adds):
+    x, added, weight, bias = made(*shape, dtype=torch.float32, device=DEVICE)
+    inputs = [x, added, weight, bias] if adds else [x, weight, bias]
+    dout = torch.randn_like(x)
+
+    def answers(dtype):
+        own = [t.detach().to(dtype).requires_grad_() for t in inputs]
+        total = own[0] + own[1] if adds else own[0]
+        out = F.layer_norm(total, shape[-1:], *own[-2:])
+        return out, *torch.autograd.grad(out, own, dout.to(dtype))
+
+    out = ops.layer_norm(x, weight, bias, added=added if adds else None)
+    have = out, *torch.autograd.grad(out, inputs, dout)
+    again = ops.layer_norm(x, weight, bias, added=added if adds else None)
+    for one, other in zip(have, (again, *torch.autograd.grad(again, inputs, dout)), strict=True):
+        assert torch.equal(one, other)
+    for mine, plain, exact in zip(
+        have, answers(torch.float32), answers(torch.float64), strict=True
+    ):
+        assert relative_error(mine, exact) < 2 * max(relative_error(plain, exact), 1e-7)
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_second_derivatives_and_the_op_itself_on_a_gpu():
+    x, added, weight, bias = made(2, 3, 16, dtype=torch.float32, device=DEVICE)
+    torch.library.opcheck(module._normed, (x, added, weight, bias, 1e-5))
+    torch.library.opcheck(module._normed, (x, None, weight, bias, 1e-5))
+
+    def twice(norm, dtype):
+        own = [t.detach().to(dtype).requires_grad_() for t in (x, added, weight, bias)]
+        (dx,) = torch.autograd.grad(norm(*own).sin().sum(), own[0], create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), own)
+
+    have = twice(lambda a, b, w, c: ops.layer_norm(a, w, c, added=b), torch.float32)
+    want = twice(lambda a, b, w, c: F.layer_norm(a + b, (16,), w, c), torch.float64)
+    for mine, exact in zip(have, want, strict=True):
+        assert relative_error(mine, exact) < 1e-5
