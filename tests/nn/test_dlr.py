@@ -116,6 +116,35 @@ def test_dropout_only_in_training():
     assert torch.equal(layer(x), layer(x))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "silu", "relu", "identity"])
+def test_dropout_before_the_activation_is_dropout_behind_it(activation):
+    """On the CPU both orders draw the same mask, so that they can be compared."""
+    layer, x = layer_and_input(dropout=0.3, activation=activation, glu=True, bidirectional=True)
+    layer, x = layer.cpu().train(), x.cpu()
+
+    def answers():
+        torch.manual_seed(0)
+        y = layer(x)
+        return y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+
+    have = answers()
+    layer.out.register_forward_hook(lambda *_: None)  # who looks at the map gets the plain order
+    for mine, plain in zip(have, answers(), strict=True):
+        assert_close(mine, plain, 1e-10)
+
+
+def test_dropout_drops_and_enlarges():
+    layer = DLR(32, 8, dropout=0.25, activation="identity").to(DEVICE).train()
+    with torch.no_grad():
+        layer.out.weight.copy_(torch.eye(32))
+        layer.out.bias.zero_()
+    x = torch.randn(4, 300, 32, device=DEVICE)
+    y, whole = layer(x), layer.eval()(x)
+    kept = y != 0
+    assert 0.7 < kept.double().mean() < 0.8
+    assert_close(y[kept], whole[kept] / 0.75, 1e-5)
+
+
 def test_a_later_input_never_changes_an_earlier_output():
     layer, x = layer_and_input(dtype=torch.float32)
     changed = x.detach().clone()

@@ -205,11 +205,19 @@ class KernelMixer(nn.Module):
         kernel = self.kernel(u.shape[1])
         right = self._with_skip(kernel[: self.d_model])
         left = kernel[self.d_model :] if self.bidirectional else None
-        drops = self.dropout_p > 0 and self.dropout.training
-        if type(self.out) is not nn.Linear or drops or _has_hooks(self.out):
+        if not (
+            _is_plain(self.out, nn.Linear) and _is_plain(self.dropout, nn.Dropout, nn.Identity)
+        ):
             return self._mix(ops.convolution(u, right, left))
-        weight, bias = self.out.weight, self.out.bias
-        return ops.mix(u, right, left, weight, bias, activation=self.activation, glu=self.glu)
+        out, between = cast("nn.Linear", self.out), None
+        weight = out.weight
+        if isinstance(self.dropout, nn.Dropout) and self.dropout.training:
+            # Activations map 0 to 0, so that dropout may come before them, and they and the linear
+            # map stay one: what it keeps has its own size before, and the larger one behind.
+            kept, between = 1 - self.dropout.p, self.dropout
+            right, left, weight = kept * right, None if left is None else kept * left, weight / kept
+        how: Any = {"activation": self.activation, "glu": self.glu, "between": between}
+        return ops.mix(u, right, left, weight, out.bias, **how)
 
     def _mix(self, y: Tensor) -> Tensor:
         if self.out is None:
@@ -311,8 +319,14 @@ class KernelMixer(nn.Module):
                 require_shape("a block of the state", block.inputs, (batch, "p", self.d_model))
 
 
+def _is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """PyTorch's own, and nobody looks at it or changes it when it is called: weight norm, pruning,
+    adapters.
+    """
+    return module is not None and type(module) in kinds and not _has_hooks(module)
+
+
 def _has_hooks(module: nn.Module) -> bool:
-    """Somebody looks at it, or changes it, when it is called: weight norm, pruning, adapters."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

@@ -11,6 +11,7 @@ Two ops, so that autograd lets go of the convolution's result before the convolu
 where the memory is needed: one that convolves, into rows if it can, and the ends behind it.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -44,10 +45,12 @@ def mix(
     *,
     activation: str = "gelu",
     glu: bool = False,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "B L P"]:
     """Convolve u as `convolution` does, then activation, linear map and, if asked for, a GLU.
 
-    `activation` is a function of torch.nn.functional, or "identity".
+    `activation` is a function of torch.nn.functional, or "identity"; `between` changes the numbers
+    of the convolution's result one by one, in whatever order they lie, before the activation.
     """
     left = right[:, :0] if left is None else left
     if (
@@ -62,9 +65,12 @@ def mix(
     ):
         check_kernels(u, right, left)
         y, rows_u = _convolve(u, right, left)
+        y = y if between is None else between(y)
         out: Tensor = _ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
-        out = F.linear(_activated(convolution(u, right, left), activation), weight, bias)
+        y = convolution(u, right, left)
+        y = y if between is None else between(y)
+        out = F.linear(_activated(y, activation), weight, bias)
     return F.glu(out, dim=-1) if glu else out
 
 
