@@ -132,6 +132,38 @@ def _mix(device: torch.device) -> _Case:
     return lambda: ops.mix(u, kernel, None, weight, bias), expected
 
 
+def _layer_norm(device: torch.device) -> _Case:
+    x, added = _signal(device, LENGTH, 32), _signal(device, LENGTH, 32).flip(0)
+    weight, bias = _signal(device, 32), _signal(device, 32)
+
+    def expected() -> Tensor:
+        total = x.cpu().double() + added.cpu()
+        scale = weight.cpu().double(), bias.cpu().double()
+        return torch.nn.functional.layer_norm(total, (32,), *scale)
+
+    return lambda: ops.layer_norm(x, weight, bias, added=added), expected
+
+
+def _thin_linear(device: torch.device) -> _Case:
+    x, weight, bias = _signal(device, LENGTH, 3), _signal(device, 32, 3), _signal(device, 32)
+
+    def expected() -> Tensor:
+        return x.cpu().double() @ weight.cpu().double().t() + bias.cpu()
+
+    return lambda: ops.linear(x, weight, bias), expected
+
+
+def _zero_order_hold(device: torch.device) -> _Case:
+    _, Lambda = _modes(device)
+    dt = _signal(device, ROWS).abs() + 0.1
+
+    def expected() -> Tensor:
+        slopes = torch.view_as_complex(Lambda.cpu().double())
+        return torch.view_as_real(((dt.cpu().double()[:, None] * slopes).exp() - 1) / slopes)
+
+    return lambda: ops.zero_order_hold(Lambda, dt)[1], expected
+
+
 def _step(device: torch.device) -> _Case:
     u, (W, log_lambda) = _signal(device, 1, ROWS), _modes(device)
     state = _signal(device, 1, ROWS, STATES, 2)
@@ -148,6 +180,9 @@ _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "channel_adjoint": _channel_adjoint,
     "convolution": _convolution,
     "mix": _mix,
+    "layer_norm": _layer_norm,
+    "thin_linear": _thin_linear,
+    "zero_order_hold": _zero_order_hold,
     "step": _step,
 }
 assert _CASES.keys() == BACKENDS.keys()
