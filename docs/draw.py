@@ -21,6 +21,8 @@ from dlrnn.analysis import (
     shift_weight_norms,
     system_of,
 )
+from dlrnn.report import read_results
+from dlrnn.report.picture import table1_png
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "pictures"
@@ -41,6 +43,7 @@ def main() -> None:
     save(time_against_length(), "time-against-length")
     save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
     save(tasks.get("listops-subtrees").preview(), "listops")
+    table1()
 
 
 def save(figure: Figure, name: str) -> None:
@@ -49,12 +52,20 @@ def save(figure: Figure, name: str) -> None:
     print(f"drawn: docs/pictures/{name}.png")
 
 
+def table1() -> None:
+    """The paper's Table 1 beside ours, from results/; `make report` draws it, too."""
+    drawn = table1_png([read_results(DOCS.parent / "results", "ours")])
+    (PICTURES / "table1.png").write_bytes(drawn)
+    print("drawn: docs/pictures/table1.png")
+
+
 def time_against_length() -> Figure:
     """What `dlrnn bench lengths --json` measured on one H200 (docs/measured/lengths.json)."""
     measured = json.loads((DOCS / "measured" / "lengths.json").read_text())
     rows, names = measured["cases"], {"fused": "DLR, our kernels", "torch": "DLR, plain PyTorch"}
     names |= {"attention bf16": "attention, bf16, without projections"}
-    names |= {"listing": "DLR, the paper's listing", "ceiling": "ceiling for DLR"}
+    names |= {"listing": "DLR, the paper's listing"}
+    names |= {"ceiling": "ceiling for DLR: its bytes and FLOP\nat the H200's rates (not measured)"}
     looks = dict(zip(names, ("-", "-", "-", "-", ":"), strict=True))
     colours = dict(zip(names, (BLUE, GREEN, ORANGE, "#cc79a7", GREY), strict=True))
     figure = Figure(figsize=(9, 5), layout="constrained")

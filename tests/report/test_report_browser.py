@@ -1,7 +1,5 @@
 """The pages in a real browser, headless Chromium: what a visitor does, and what must not happen."""
 
-import os
-import shutil
 import time
 from pathlib import Path
 
@@ -13,35 +11,8 @@ from dlrnn.report.site import write_site
 
 ROOT = Path(__file__).parent
 PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run"),
-)
 CHECKS = (ROOT / "checks.js").read_text()
-PHONE, DESK = {"width": 360, "height": 740}, {"width": 1200, "height": 900}
-
-
-def left_out(why):
-    """Skip, or fail where DLRNN_BROWSER_TESTS says that they are obligatory."""
-    if os.environ.get("DLRNN_BROWSER_TESTS") == "required":
-        pytest.fail(f"the browser tests are required, and {why}")
-    pytest.skip(f"the browser tests are left out: {why}")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        left_out(f"none of {', '.join(names)} is installed")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        left_out("playwright is not installed")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
-        yield started
-        started.close()
+PHONE = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -50,33 +21,6 @@ def site(tmp_path_factory):
     results = made_up.write(folder)
     write_site(folder / "site", [read_results(results, "ours")], folder / "lengths.json")
     return folder / "site"
-
-
-@pytest.fixture
-def visit(browser, site):
-    """A function that opens a page; at the end nothing may have gone wrong or left the site."""
-    contexts, wrong = [], []
-
-    def opened(name, *, scheme="light", viewport=DESK, at=site, **options):
-        context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: wrong.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
-        page.on("request", lambda request: left(request.url, at))
-        file, _, target = name.partition("#")
-        page.goto(f"{(at / file).as_uri()}.html{'#' if target else ''}{target}")
-        return page
-
-    def left(url, at):
-        if not url.startswith((at.as_uri(), "data:")):
-            wrong.append(f"a request left the site: {url}")
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not wrong
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -137,6 +81,58 @@ def test_a_phone_need_not_scroll_sideways(name, visit):
             "[...document.querySelectorAll('dialog[open]')].map(d => d.scrollWidth - d.clientWidth)"
         )
         assert inner == [0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", [*(f"table{k}" for k in range(1, 7)), "speed"])
+def test_a_phone_shows_every_number(name, scheme, visit):
+    """Nothing of a table lies beyond the edge, not even inside its own box; labels say which."""
+    page = visit(name, viewport=PHONE, scheme=scheme)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    beyond = page.evaluate(
+        """() => [...document.querySelectorAll('main td, main tbody th, main td a, main td .badge')]
+             .filter((each) => each.checkVisibility() && !each.closest('dialog'))
+             .filter((each) => {
+               const box = each.getBoundingClientRect();
+               const over = each.matches('td, th') && each.scrollWidth > each.clientWidth + 1;
+               return over || box.left < 0 || box.right > 360 || box.width < 8;
+             })
+             .map((each) => each.outerHTML.slice(0, 99))"""
+    )
+    assert beyond == []
+    assert page.locator(".box.more").count() == 0, "no table needs to scroll"
+    if name != "speed":
+        row = page.locator("table.list tbody tr").nth(1)
+        labels = row.locator("td.number").evaluate_all(
+            "all => all.map(c => getComputedStyle(c, '::before').content)"
+        )
+        assert labels[:3] == ['"paper"', '"ours"', '"difference"']
+        tops = row.locator("td.number").evaluate_all(
+            "all => all.map(c => c.getBoundingClientRect().top)"
+        )
+        assert len(set(tops[:3])) == 1, "paper, ours and difference on one line"
+    assert page.evaluate(CHECKS)["wrong"] == []
+
+
+def test_a_table_that_scrolls_says_so(visit):
+    for width, more in ((700, 1), (1200, 0)):
+        page = visit("table1", viewport={"width": width, "height": 700})
+        page.wait_for_timeout(100)
+        box = page.locator(".box").first
+        assert ("more" in box.get_attribute("class")) == bool(more)
+        hint = box.evaluate("b => getComputedStyle(b, '::before').content")
+        assert ("scroll the table sideways" in hint) == bool(more)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        box.locator(".wide").evaluate("wide => wide.scrollTo(500, 0)")
+        first = box.locator("tbody th").first.bounding_box()
+        assert 0 <= first["x"] < 60, "the first column stays"
+
+
+def test_the_ceiling_explains_itself(visit):
+    for name in ("index", "speed"):
+        note = visit(name).locator("figure", has_text="Time of a layer").locator(".note")
+        for words in ("not measured", "an H200", "Bytes: five passes", "FLOP: 12 H N L"):
+            assert words in note.inner_text()
 
 
 def test_every_link_leads_somewhere(visit, site):
@@ -249,6 +245,26 @@ def test_plots_say_their_values(visit):
     page.keyboard.press("End")
     last = plot.locator("[data-t]").last.get_attribute("data-t")
     assert last in tip.inner_text()
+
+
+def test_curves_say_their_values(visit):
+    """Lines of many points hold values; the points come when they are asked for."""
+    page = visit("table1#cell-table1-shift-dlr-1")
+    plot = page.locator("dialog[open] .plot").first
+    group = plot.locator("g[data-v]").first
+    values = group.get_attribute("data-v").split(";")
+    name = group.get_attribute("data-n")
+    assert len(values) == 60
+    assert plot.locator("[data-t]").count() == 0
+    plot.focus()
+    page.keyboard.press("Home")
+    step, value = values[0].split(" ")
+    assert plot.locator(".tip").inner_text() == f"{name}: step {step}, validation R² {value}"
+    page.keyboard.press("End")
+    assert plot.locator("[data-v]").count() == 0
+    shown = plot.locator("circle.on").bounding_box()
+    line = plot.locator("g.line > path:first-child").last.bounding_box()
+    assert abs(shown["x"] + shown["width"] / 2 - line["x"] - line["width"]) < 3, "at its end"
 
 
 def test_the_explorer(visit):

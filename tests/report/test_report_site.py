@@ -10,10 +10,9 @@ import made_up
 import pytest
 
 from dlrnn import recipes
-from dlrnn.cli import main
 from dlrnn.report import add, read_results
-from dlrnn.report.book import counts, difference, make_tables, number, signed
 from dlrnn.report.html import join, tag
+from dlrnn.report.layers import check_snapshot
 from dlrnn.report.markdown import markdown
 from dlrnn.report.results import Results
 from dlrnn.report.site import LIMIT, write_site
@@ -118,51 +117,6 @@ def test_nothing_of_the_paper_is_in_our_column(tmp_path):
         assert 'class="badge near"> ' not in text
 
 
-def test_no_results_at_all(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report"]) == 0
-    out, err = capsys.readouterr()
-    assert err == "dlrnn report: there are no results in results: it has no records.jsonl\n"
-    assert "out/report/index.html" in out
-    page = (tmp_path / "out" / "report" / "index.html").read_text()
-    assert "there are no results in results" in page
-    (tmp_path / "file").write_text("")
-    assert main(["report", "--out", "file"]) == 2
-
-
-def test_broken_things_are_a_sentence_each(tmp_path, capsys):
-    results, good = tmp_path / "results", made_up.record()
-    add([made_up.run("table1/shift/dlr-1"), made_up.run("table1/shift/dss-1")], results)
-    lines = (results / "records.jsonl").read_text()
-    newer = json.dumps({"version": 99})
-    (results / "records.jsonl").write_text(f"{lines}{{oops\n{newer}\n\n\xff\xfe\n")
-    (results / "curves" / f"{good.stem}.csv").unlink()
-    (results / "notes.json").write_text("[1]")
-    (results / "step-times.json").write_text('{"models": 3}')
-    (results / "breakdowns").mkdir()
-    (results / "breakdowns" / f"{good.stem}.json").write_text("{}")
-    (tmp_path / "lengths.json").write_text('{"cases": [{"L": "x", "fused": "y"}]}')
-    options = ["--results", str(results), "--lengths", str(tmp_path / "lengths.json")]
-    assert main(["report", *options, "--out", str(tmp_path / "site")]) == 0
-    said = capsys.readouterr().err.splitlines()
-    for words in (
-        "line 3, is not JSON",
-        "line 4, has version 99",
-        "line 5, is not JSON",
-        f"the curve {results}/curves/{good.stem}.csv is missing",
-        "notes.json cannot be read",
-        "step-times.json cannot be read",
-        f"breakdowns/{good.stem}.json cannot be read",
-        "lengths.json cannot be read",
-    ):
-        assert sum(words in line for line in said) == 1, (words, said)
-    assert len(said) == 8
-    page = Page((tmp_path / "site" / "table1.html").read_text())
-    assert "8 things could not be read; the rest is shown" in page.text
-    assert "Its curve is missing." in page.text
-    assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_files_stop_nothing(seed, tmp_path):
     """Any byte of any file may be another."""
@@ -235,93 +189,11 @@ def test_the_site_is_small(tmp_path):
         found.records += run.records
         found.curves[run.stem] = run.curve
         if run.snapshots:
-            found.snapshots[run.stem] = run.snapshots
+            found.snapshots[run.stem] = list(map(check_snapshot, run.snapshots))
     assert write_site(tmp_path, [found], tmp_path / "none") == []
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert size <= LIMIT
     assert "Left out, for the size of the pages: " in (tmp_path / "explorer.html").read_text()
-
-
-def test_differences():
-    assert difference("R2", 0.98, 1.0).verdict == "near"
-    assert difference("R2", 0.97, 1.0).verdict == "near"
-    assert difference("R2", 0.969, 1.0).verdict == "worse"
-    assert difference("accuracy", 87.3, 85.7).verdict == "better"
-    assert difference("accuracy", 84.2, 85.7).verdict == "near"
-    assert difference("loss", 2.9, 2.8).verdict == "worse"
-    assert difference("loss", 2.7, 2.8).verdict == "better"
-    assert signed("R2", -0.0001) == "0.000"
-    assert signed("accuracy", 1.26) == "+1.3"
-    assert number("R2", -0.5) == "−0.500"
-
-
-def test_seeds_and_spread():
-    values = (0.5, 0.7)
-    records = [made_up.record(seed=k, value=value) for k, value in enumerate(values)]
-    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
-    assert cell.ours["R2"].mean == pytest.approx(0.6)
-    assert cell.ours["R2"].spread == pytest.approx(0.2)
-    assert cell.verdict == "worse"
-    records.append(made_up.record(seed=2, value=None))
-    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
-    assert cell.ours["R2"].mean is None, "one that diverged is not averaged away"
-
-
-def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
-    """The README's way: train with an own layer, then `report --runs`."""
-    (tmp_path / "somebodys_package.py").write_text(
-        "import torch\n\n\n"
-        "class MyLayer(torch.nn.Module):\n"
-        "    def __init__(self, d_model):\n"
-        "        super().__init__()\n"
-        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
-        "    def forward(self, x):\n"
-        "        return self.mix(x)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
-    own = ["--model.mixer", "somebodys_package.MyLayer", "--writer", "none", "--device", "cpu"]
-    for task in ("shift", "cumsum"):
-        assert main(["train", f"table1/{task}/dlr-1", *small, "--out", f"my/{task}", *own]) == 0
-    (tmp_path / "my" / "broken").mkdir()
-    (tmp_path / "my" / "broken" / "config.json").write_text("{")
-    add([made_up.run("table1/shift/dlr-1")], "results")
-    assert main(["report", "--runs", "my", "--out", "site"]) == 0
-    assert "the configuration is not JSON" in capsys.readouterr().err
-    page = (tmp_path / "site" / "table1.html").read_text()
-    column = "yours: somebodys_package.MyLayer, tiny"
-    assert f'<button type="button">{column}' in page
-    table = make_tables([read_results("results", "ours")])[0]
-    assert table.sources == []
-    assert main(["report", "--runs", "nowhere"]) == 2
-    assert "there is no run in nowhere" in capsys.readouterr().err
-
-
-def test_several_results(tmp_path):
-    add([made_up.run("table1/shift/dlr-1")], tmp_path / "a")
-    add([made_up.run("table1/shift/dlr-1", seed=1)], tmp_path / "b")
-    found = [read_results(tmp_path / "a", "ours"), read_results(tmp_path / "b", "b")]
-    table = make_tables(found)[0]
-    assert table.sources == ["b"]
-    cell = table.cells["table1/shift/dlr-1"]
-    assert [len(cell.found[column]["R2"].records) for column in ("ours", "b")] == [1, 1]
-
-
-def test_folders_of_one_name(tmp_path, capsys):
-    folders = [tmp_path / name for name in ("mine", "a/results", "b/results", "x/b/results")]
-    for seed, folder in enumerate(folders):
-        add([made_up.run("table1/shift/dlr-1", seed=seed)], folder)
-    out = ["--out", str(tmp_path / "site")]
-    assert main(["report", "--results", *map(str, folders[:3]), *out]) == 0
-    page = (tmp_path / "site" / "table1.html").read_text()
-    for column in ("a/results", "b/results"):
-        assert f'<button type="button">{column}' in page
-    assert main(["report", "--results", *map(str, folders), *out]) == 2
-    assert "two folders of results are named b/results" in capsys.readouterr().err
-    for name in ("ours", "yours"):
-        add([made_up.run("table1/shift/dlr-1")], tmp_path / name)
-        assert main(["report", "--results", str(folders[0]), str(tmp_path / name), *out]) == 2
-        assert f"cannot be named {name}" in capsys.readouterr().err
 
 
 def test_what_is_behind_every_seed(tmp_path):
@@ -356,16 +228,3 @@ def test_the_markdown_is_what_the_results_generate():
     again = "run `dlrnn report --markdown docs/results.md` again"
     assert markdown([read_results(REPOSITORY / "results", "ours")]) == written, again
     assert "Generated by `dlrnn report" in written.splitlines()[0]
-
-
-def test_the_markdown_alone(tmp_path, capsys):
-    results = made_up.write(tmp_path)
-    options = ["--results", str(results), "--markdown", str(tmp_path / "results.md")]
-    assert main(["report", *options]) == 0
-    assert capsys.readouterr().out == f"written: {tmp_path / 'results.md'}\n"
-    text = (tmp_path / "results.md").read_text()
-    assert text == markdown([read_results(results, "ours")])
-    for line in text.splitlines():
-        if line.startswith("| Shift | DLR, 1 layer"):
-            assert "≈" in line
-    assert "## Table 6" in text

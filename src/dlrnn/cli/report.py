@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from dlrnn.cli.shared import command, print_json
 
 if TYPE_CHECKING:
-    from dlrnn.report import Collected
+    from dlrnn.report import Collected, Results
+
+LENGTHS = Path("docs/measured/lengths.json")
 
 
 def add(commands: Any) -> None:
@@ -33,15 +35,14 @@ def add(commands: Any) -> None:
 
     report = command(commands, "report", _report, "a static site of the results")
     report.add_argument("--out", type=Path, metavar="DIR", help="default: out/report")
-    text = "the first is ours, each other has a column of its own; default: results"
+    text = "the first is ours, each other has a column of its own; default: results, if it is there"
     report.add_argument("--results", nargs="+", type=Path, metavar="DIR", help=text)
     text = "your own runs, or folders of runs: a column beside ours and the paper's"
     report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
-    text = "write the tables as Markdown, too; without --out, no site"
+    text = "the tables as Markdown, and pictures/table1.png beside it; without --out, no site"
     report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
     text = "what `dlrnn bench lengths --json` printed; default: docs/measured/lengths.json"
-    lengths = Path("docs/measured/lengths.json")
-    report.add_argument("--lengths", type=Path, default=lengths, metavar="FILE", help=text)
+    report.add_argument("--lengths", type=Path, metavar="FILE", help=text)
 
 
 def _add(given: argparse.Namespace) -> int:
@@ -62,34 +63,59 @@ def _add(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
-    from dlrnn.report import read_results
     from dlrnn.report.markdown import markdown
+    from dlrnn.report.picture import table1_png
     from dlrnn.report.site import write_site
-    from dlrnn.report.store import in_memory
     from dlrnn.train.folder import write_whole
 
-    first, *others = given.results or [Path("results")]
-    results = [read_results(first, "ours"), *map(read_results, others, _names(others))]
-    if given.runs:
-        runs, problems = _collected(given.runs, unfinished=True)
-        results.append(in_memory(runs, "yours"))
-        results[-1].problems += problems
+    if given.lengths is not None and not given.lengths.is_file():
+        raise ValueError(f"there is no file {given.lengths}: see `dlrnn bench lengths --json`")
+    results, notes = _all_results(given)
     written, said = [], [problem for one in results for problem in one.problems]
     if given.markdown is not None:
-        given.markdown.parent.mkdir(parents=True, exist_ok=True)
+        picture = given.markdown.parent / "pictures" / "table1.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(picture, table1_png(results))
         write_whole(given.markdown, markdown(results).encode(errors="replace"))
-        written.append(str(given.markdown))
+        written += [str(given.markdown), str(picture)]
     if given.out is not None or given.markdown is None:
         out = given.out or Path("out/report")
-        said = write_site(out, results, given.lengths)
+        said = write_site(out, results, given.lengths or LENGTHS)
         written.append(str(out / "index.html"))
-    for problem in said:
-        print(f"dlrnn report: {problem}", file=sys.stderr)
+    for sentence in (*notes, *said):
+        print(f"dlrnn report: {sentence}", file=sys.stderr)
     if given.json:
         return print_json({"written": written, "problems": said})
     for path in written:
         print(f"written: {path}")
     return 0
+
+
+def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]:
+    """Ours, others, the user's runs; and what is to be said of them that is no problem."""
+    from dlrnn.report.results import check_results, read_results
+    from dlrnn.report.store import in_memory
+
+    for folder in given.results or []:
+        check_results(folder)
+    first, *others = given.results or [Path("results")]
+    results = [read_results(first, "ours"), *map(read_results, others, _names(others))]
+    if given.runs:
+        runs, problems = _collected(given.runs, unfinished=True)
+        if not runs:
+            raise ValueError(problems[0])
+        results.append(in_memory(runs, "yours"))
+        results[-1].problems += problems
+    if any(one.records for one in results):
+        empty = not results[0].records and not given.results
+        return results, [f"nothing is recorded in {first}: ours says “not run”"] if empty else []
+    problems = [problem for one in results for problem in one.problems]
+    if given.results or problems:  # something was meant to be shown
+        for problem in problems:
+            print(f"dlrnn report: {problem}", file=sys.stderr)
+        folders = ", ".join(map(str, given.results or [first]))
+        raise ValueError(f"no record in {folders} can be read, so no page is written")
+    return results, [f"nothing is recorded in {first}: every number of ours says “not run”"]
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -1,16 +1,11 @@
-"""The paper's tables with what was measured: cells, means over seeds, differences."""
+"""What a table of the paper consists of: cells, means over seeds, differences."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal, NamedTuple
 
-from dlrnn import recipes
-from dlrnn.recipes import Recipe, table1, table2, table3, table4, table6
-from dlrnn.recipes.paper import table as published
 from dlrnn.recipes.recipe import PLACES
-from dlrnn.report.records import Record
-from dlrnn.report.results import Results
+from dlrnn.report.records import FULL, Record
 
 OURS = "ours"
 LESS_IS_BETTER = {"loss", "train_loss"}
@@ -27,10 +22,10 @@ Verdict = Literal["better", "near", "worse"]
 
 
 class Difference(NamedTuple):
-    """Ours less the paper's, in the paper's units, and what that means."""
+    """Ours less the paper's, in the paper's units, and what that means; None: nothing."""
 
     value: float
-    verdict: Verdict
+    verdict: Verdict | None
 
 
 def tolerance(metric: str) -> float:
@@ -78,11 +73,22 @@ class Seeds:
         values = [record.value for record in self.records if record.value is not None]
         return max(values) - min(values) if len(values) > 1 else None
 
+    @property
+    def size(self) -> str:
+        """Of the first that is not "full"."""
+        return next((record.size for record in self.records if record.size != FULL), FULL)
+
+    @property
+    def is_as_large(self) -> bool:
+        """Every run has the paper's sizes and steps, or stopped when its value was plain."""
+        return all(record.is_as_large for record in self.records)
+
     def against(self, paper: float | None) -> Difference | None:
-        """None where one of the two is missing."""
-        if paper is None or self.mean is None:
+        """None where one of the two is missing, or the sizes are others; cut short: no verdict."""
+        if paper is None or self.mean is None or self.size != FULL:
             return None
-        return difference(self.metric, self.mean, paper)
+        found = difference(self.metric, self.mean, paper)
+        return found if self.is_as_large else found._replace(verdict=None)
 
 
 @dataclass
@@ -124,8 +130,14 @@ class Cell:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst of its metrics; None if nothing was run, or the paper has nothing."""
-        verdicts = [each.verdict for m in self.metrics if (each := self.difference(m))]
+        """The worst of its metrics; None if nothing can be compared."""
+        return self.verdict_of(OURS)
+
+    def verdict_of(self, column: str) -> Verdict | None:
+        """The same for another column; None if one of its runs is smaller or shorter."""
+        if not all(seeds.is_as_large for seeds in self.found.get(column, {}).values()):
+            return None
+        verdicts = [each.verdict for m in self.metrics if (each := self.difference(m, column))]
         order: tuple[Verdict, ...] = ("worse", "near", "better")
         return next((each for each in order if each in verdicts), None)
 
@@ -156,6 +168,11 @@ class Table:
         """Of one of its cells: the task and the model."""
         return f"{self.title_of(cell.task)} · {self.title_of(cell.model)}"
 
+    def sources_of(self, column: str) -> list[str]:
+        """Further columns beside one of the paper's: those that have a number in it."""
+        cells = [cell for row in self.rows if (cell := self.at(row, column))]
+        return [each for each in self.sources if any(each in cell.found for cell in cells)]
+
     @property
     def grid(self) -> list[Cell]:
         """The cells that the paper has a number for, one a place."""
@@ -173,117 +190,15 @@ class Counts(NamedTuple):
     cells: int
     measured: int
     near_or_better: int
+    cut: int  # fewer steps than the paper's: not compared
+    stopped: int  # early, at 0 or 1
 
 
 def counts(table: Table) -> Counts:
     """How much of a table there is, and how good it is."""
     verdicts = [cell.verdict for cell in table.grid]
     good = sum(verdict in ("near", "better") for verdict in verdicts)
-    return Counts(len(verdicts), sum(bool(cell.ours) for cell in table.grid), good)
-
-
-def make_tables(results: Sequence[Results]) -> list[Table]:
-    """All six; the first results are ours, each of the others has columns of its own."""
-    return [_table(name, results) for name in recipes.TABLES]
-
-
-def _table(name: str, results: Sequence[Results]) -> Table:
-    cells = {each.name: _cell(each, results) for each in recipes.TABLES[name]}
-    sources: dict[str, None] = {}
-    for place, one in enumerate(results):
-        for record in one.records:
-            if record.recipe.split("/")[0] != name:
-                continue
-            source = _source(one.name, record.variant, ours=place == 0)
-            if source != OURS:
-                sources[source] = None
-            empty = Cell(record.recipe, {}, None, finding=one.notes.get(record.recipe, ""))
-            cell = cells.setdefault(record.recipe, empty)
-            metrics = cell.found.setdefault(source, {})
-            metrics.setdefault(record.metric, Seeds(record.metric, [])).records.append(record)
-    for cell in cells.values():
-        for by_metric in cell.found.values():
-            for seeds in by_metric.values():
-                seeds.records.sort(key=lambda record: record.seed)
-    return LAYOUTS[name](name, cells, list(sources))
-
-
-def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:
-    finding = results[0].notes.get(recipe.name, "") if results else ""
-    return Cell(recipe.name, recipe.paper, recipe.config.steps, recipe.note, finding)
-
-
-def _source(owner: str, variant: str, *, ours: bool) -> str:
-    """The head of a column."""
-    if ours:
-        return f"{OURS}, {variant}" if variant else OURS
-    return f"{owner}: {variant}" if variant else owner
-
-
-# ---------------------------------------------------------------------------- layouts
-
-
-def _with_layers(name: str, columns: dict[str, table1.Column]) -> dict[str, str]:
-    """As in `DLR, 6 layers, L 512`."""
-    shown = {}
-    for key, column in columns.items():
-        paper = published(name)["columns"][column.place]
-        layers = f"{paper['layers']} layer{'s' if paper['layers'] > 1 else ''}"
-        shown[key] = f"{paper['model']}, {layers}, L {paper['L']}"
-    return shown
-
-
-def _atomic(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    six = name == "table6"
-    paper = "table6_param_tied" if six else "table1_atomic"
-    columns = _with_layers(paper, table6.COLUMNS if six else table1.COLUMNS)
-    tasks = {key: title for key, title in table1.TASKS.items() if _has(cells, key)}
-    title = "Attention with DLR's parameters" if six else "Atomic tasks"
-    return Table(name, title, published(paper)["caption"], tasks, columns, "task", cells, sources)
-
-
-def _shift(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    lengths = sorted({int(cell.task) for cell in cells.values() if cell.task.isdecimal()})
-    columns = {str(length): f"L {length}" for length in lengths}
-    models = {key: entry[0] for key, entry in table2.MODELS.items()}
-    caption = published("table2_shift_scale")["caption"]
-    return Table(name, "Shift, ever longer", caption, models, columns, "model", cells, sources)
-
-
-def _higher(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    columns = {key: column.title for key, column in table3.COLUMNS.items()}
-    caption = published("table3_higher_order")["caption"]
-    title = "ListOps-SubTrees and Pathfinder-Segmentation"
-    return Table(name, title, caption, table3.MODELS, columns, "model", cells, sources)
-
-
-def _classification(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    columns = {key: column.title for key, column in table4.COLUMNS.items()}
-    caption = published("table4_classification")["caption"]
-    return Table(name, "Classification", caption, table4.MODELS, columns, "model", cells, sources)
-
-
-def _language(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    kinds = {"dlr": "DLR", "attention": "Transformer"}
-    rows = {}
-    for cell in cells.values():
-        kind, experts, norm = [*cell.model.split("-"), "", ""][:3]
-        plural = "" if experts == "1" else "s"
-        rows[cell.model] = f"{kinds.get(kind, kind)}, {experts} expert{plural}, {norm}-norm"
-    caption = published("table5_language_model")["caption"]
-    columns = {"pg19": "PG-19"}
-    return Table(name, "Language model", caption, rows, columns, "model", cells, sources)
-
-
-def _has(cells: dict[str, Cell], task: str) -> bool:
-    return any(cell.task == task for cell in cells.values())
-
-
-LAYOUTS = {
-    "table1": _atomic,
-    "table2": _shift,
-    "table3": _higher,
-    "table4": _classification,
-    "table5": _language,
-    "table6": _atomic,
-}
+    ours = [[r for seeds in cell.ours.values() for r in seeds.records] for cell in table.grid]
+    cut = sum(any(not record.is_as_large for record in records) for records in ours)
+    stopped = sum(any(record.stopped for record in records) for records in ours)
+    return Counts(len(verdicts), sum(map(bool, ours)), good, cut, stopped)

@@ -6,7 +6,7 @@ from dlrnn.recipes.recipe import PLACES
 from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed
 from dlrnn.report.collect import thinned
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.records import Record
+from dlrnn.report.records import FULL, Record
 from dlrnn.report.results import Results
 from dlrnn.report.svg import Axis, Series, line_plot
 
@@ -35,26 +35,38 @@ def our_number(seeds: Seeds | None) -> str:
 
 
 def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
-    """The difference, with a sign and a word: never by colour alone."""
+    """The difference, with a sign and a word: never by colour alone; without both if cut short."""
     found = cell.difference(metric, column)
     if found is None:
         return None
+    text = signed(metric, found.value)
+    if found.verdict is None:
+        hidden = tag("span", " cut short, not judged", class_="hidden")
+        return tag("span", text, hidden, class_="badge open")
     hidden = tag("span", f" {WORDS[found.verdict]}", class_="hidden")
     sign = tag("span", SIGNS[found.verdict], aria_hidden="true")
-    text = f" {signed(metric, found.value)}"
-    return tag("span", sign, text, hidden, class_=f"badge {found.verdict}")
+    return tag("span", sign, f" {text}", hidden, class_=f"badge {found.verdict}")
 
 
 def steps_text(records: Sequence[Record]) -> str:
-    """How much was run: "40000 of 40000"."""
+    """How much was run: "40000 of 40000", and whether it stopped early; "200, tiny"."""
     steps = sorted({record.steps for record in records})
     several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
-    return f"{several} of {records[0].steps_asked}"
+    if any(record.size == "tiny" for record in records):
+        return f"{several}, tiny"
+    early = ", stopped early" if any(record.stopped for record in records) else ""
+    return f"{several} of {records[0].steps_asked}{early}"
 
 
-def share_of_steps(records: Sequence[Record]) -> float:
-    """Of the seed with the fewest."""
-    return min(record.steps / max(1, record.steps_asked) for record in records)
+def state_text(seeds: Seeds) -> str:
+    """What keeps a number from being the paper's run: "tiny", "5000 of 40000 steps"; or ""."""
+    if seeds.size == "tiny":
+        return "tiny"
+    other = ["other sizes"] if seeds.size != FULL else []
+    if any(record.steps < record.steps_asked for record in seeds.records):
+        steps, _, early = steps_text(seeds.records).partition(", ")
+        other.append(f"{early}: {steps} steps" if early else f"{steps} steps")
+    return ", ".join(other)
 
 
 def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
@@ -81,22 +93,26 @@ def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
 
 
 def _values(table: Table, cell: Cell) -> Html:
-    columns = [OURS, *(name for name in table.sources if name in cell.found)]
-    head = ["", "paper", *columns]
-    rows = []
-    for metric in cell.metrics:
-        numbers = []
-        for column in columns:
-            seeds = cell.found.get(column, {}).get(metric)
-            spread = None
-            if seeds is not None and seeds.spread is not None:
-                spread = tag("span", f" spread {number(metric, seeds.spread)}", class_="quiet")
-            text = tag("td", our_number(seeds), " ", badge(cell, metric, column), spread)
-            numbers.append(text)
-        name = tag("th", METRICS.get(metric, metric), scope="row")
-        rows.append(tag("tr", name, tag("td", paper_number(cell, metric)), numbers))
-    heads = tag("tr", [tag("th", each, scope="col") if each else tag("td") for each in head])
-    return tag("div", tag("table", tag("thead", heads), tag("tbody", rows)), class_="wide")
+    """A line for the paper, for us and for each further column: narrow enough for a phone."""
+    heads = [tag("th", METRICS.get(metric, metric), scope="col") for metric in cell.metrics]
+    paper = [tag("td", paper_number(cell, metric)) for metric in cell.metrics]
+    rows = [tag("tr", tag("th", "paper", scope="row"), paper)]
+    for column in [OURS, *(name for name in table.sources if name in cell.found)]:
+        numbers = [tag("td", _value(cell, metric, column)) for metric in cell.metrics]
+        rows.append(tag("tr", tag("th", column, scope="row"), numbers))
+    head = tag("thead", tag("tr", tag("td"), heads))
+    return tag("div", tag("table", head, tag("tbody", rows), class_="values"), class_="wide")
+
+
+def _value(cell: Cell, metric: str, column: str) -> Html:
+    """With its difference, and what else one must know to read it."""
+    seeds = cell.found.get(column, {}).get(metric)
+    if seeds is None:
+        return tag("span", our_number(seeds), class_="quiet")
+    spread = None if seeds.spread is None else f"spread {number(metric, seeds.spread)}"
+    rest = ", ".join(filter(None, (state_text(seeds), spread)))
+    quiet = tag("span", rest, class_="quiet") if rest else None
+    return join(our_number(seeds), " ", badge(cell, metric, column), " ", quiet)
 
 
 def _curves(key: str, cell: Cell, results: Sequence[Results]) -> Html | None:
@@ -151,6 +167,7 @@ def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
     records = next(iter(by_metric.values())).records
     facts: list[tuple[str, Html | str | None]] = [
         ("Steps", steps_text(records)),
+        ("Stopped", _joined(record.stopped for record in records)),
         ("Seeds", ", ".join(str(record.seed) for record in records)),
         ("Measured on", _joined(f"the {r.split} split" for r in records)),
         ("Command", join([tag("code", record.command) for record in records])),

@@ -2,28 +2,24 @@
 
 import json
 import math
-import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from dlrnn import recipes
-from dlrnn.recipes import Recipe, Scale, as_in_paper
+from dlrnn.recipes import as_in_paper
 from dlrnn.recipes.outcome import measured
-from dlrnn.report.records import Record
+from dlrnn.report.origin import origin_of
+from dlrnn.report.records import FULL, Record
 from dlrnn.report.results import Curve, check_breakdown, read_picture, read_snapshots
 from dlrnn.train import RunConfig, RunFolder
 from dlrnn.train.folder import CONFIG, ENVIRONMENT, TIMING
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
-POINTS, STEPS_SHOWN = 200, 16  # of a curve; of snapshots
-HOW_OFTEN = {"log_every", "eval_every", "eval_batches", "checkpoint_every"}
-"""Settings that change what is looked at, not what is learnt."""
-
+POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
+PLAIN, EVALUATIONS = 0.01, 3  # as near to 0 or 1, as often, is plain
 Item = TypeVar("Item")
 
 
@@ -55,15 +51,17 @@ def collect(
     """Records of a run, of which recipe it is and how it differs being found out.
 
     A run that is not complete, or not tested yet, is refused unless `unfinished`: then it is what
-    its last validation says. `commit` is for a run that does not know its own.
+    its last validation says, and has as many steps as that saw. `commit` is for a run that does not
+    know its own.
     """
     folder = RunFolder.open(path)
     config, result = folder.config, folder.result
-    name, origin = _origin(folder.path, config, recipe)
+    name, origin = origin_of(folder.path, config, recipe)
     lines = folder.records()
     if not lines or (result is None and not unfinished):
         done = lines[-1]["step"] if lines else 0
-        raise ValueError(f"{path} is not complete: {done} of {config.steps} steps")
+        advice = "--unfinished records it as it is" if done else "it has no record yet"
+        raise ValueError(f"{path} is not complete: {done} of {config.steps} steps; {advice}")
     split, metrics = _scores(folder, config, lines, unfinished=unfinished)
     environment = _json(folder.path / ENVIRONMENT)
     per_step, wall = _seconds(folder.path / TIMING, result)
@@ -76,7 +74,7 @@ def collect(
         metric="",
         value=None,
         split=split,
-        steps=lines[-1]["step"],
+        steps=max(each["step"] for each in lines if split in ("test", each["split"])),
         steps_asked=origin.recipe.config.steps,
         commit=commit,
         hardware=str((result or {}).get("device") or environment.get("device") or "unknown"),
@@ -87,7 +85,11 @@ def collect(
         command=origin.command(config),
         differs=origin.differs,
         note=note,
+        scale=origin.size,
     )
+    if shared.is_cut and origin.size == FULL:
+        told = _plain(next(iter(origin.recipe.paper), ""), lines, shared.steps)
+        shared = replace(shared, stopped=told and f"early after {_steps(shared)}: {told}")
     records = [
         replace(shared, metric=metric, value=_shown(metric, metrics[metric]))
         for metric in origin.recipe.paper
@@ -124,116 +126,6 @@ def thinned(items: Sequence[Item], most: int) -> list[Item]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-# ---------------------------------------------------------------------------- which recipe
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """The recipe, at a scale, that a run is nearest to, and the settings that are not its."""
-
-    recipe: Recipe
-    scale: Scale
-    changed: dict[str, tuple[Any, Any]]  # here, there
-
-    @property
-    def variant(self) -> str:
-        """Empty for the recipe's own task and model."""
-        other = [
-            name
-            for name in self.changed
-            if name.startswith(("model.", "task.")) and name != "task.settings.folder"
-        ]
-        parts: list[str] = [self.scale] if self.scale != "full" else []
-        if "model.mixer" in self.changed:
-            parts.insert(0, str(self.changed["model.mixer"][0]))
-        elif other:
-            parts.insert(0, "changed")
-        return ", ".join(parts)
-
-    @property
-    def differs(self) -> str:
-        """From the recipe at its scale: "lr 0.003 (0.0008), steps 5000 (300000)"."""
-        told = {n: pair for n, pair in self.changed.items() if n not in HOW_OFTEN}
-        return ", ".join(f"{n} {_json_of(a)} ({_json_of(b)})" for n, (a, b) in told.items())
-
-    def command(self, config: RunConfig) -> str:
-        """That trains the run again."""
-        words = ["dlrnn", "train", self.recipe.name]
-        words += [] if self.scale == "full" else ["--scale", self.scale]
-        words += ["--seed", str(config.seed)]
-        values = asdict(config)
-        known = _flat(values)
-        gone = dict.fromkeys(_options(name) for name in self.changed if name not in known)
-        for outer, inner in gone:  # an option is left out by saying all the others
-            words += [f"--{outer}.{inner}", json.dumps(values[outer][inner])]
-        for name, (here, _) in self.changed.items():
-            if _options(name) not in gone:
-                words += [f"--{name}", _json_of(here)]
-        return shlex.join(words)
-
-
-def _origin(path: Path, config: RunConfig, asked: str | None) -> tuple[str, _Origin]:
-    """The name to record, and the nearest recipe; a name without a recipe may be asked for."""
-    named = "/".join(path.resolve().parts[-4:-1])
-    name = asked or (named if named in recipes.RECIPES else None)
-    if asked is not None and asked not in recipes.RECIPES:
-        table, _, rest = asked.partition("/")
-        if table not in recipes.TABLES or rest.count("/") != 1:
-            recipes.get(asked)  # says what was meant
-        candidates = recipes.TABLES[table]
-    else:
-        candidates = [recipes.RECIPES[name]] if name else list(recipes.RECIPES.values())
-    same = [each for each in candidates if each.config.task.name == config.task.name]
-    if not same:
-        advice = "say --recipe table/task/model"
-        raise ValueError(f"{path} is a run on {config.task.name}, which no recipe is: {advice}")
-    flat = _flat(asdict(config))
-    choices = [
-        _Origin(each, scale, _changes(flat, _flat_recipe(each.name, scale)))
-        for each in same
-        for scale in get_args(Scale)
-    ]
-    nearest = min(choices, key=lambda one: len(one.changed))
-    return name or nearest.recipe.name, nearest
-
-
-def _options(name: str) -> tuple[str, str]:
-    """("model", "mixer_options") of "model.mixer_options.dt_min"."""
-    outer, _, rest = name.partition(".")
-    return outer, rest.partition(".")[0]
-
-
-@cache
-def _flat_recipe(name: str, scale: Scale) -> dict[str, Any]:
-    return _flat(asdict(recipes.scaled(recipes.get(name), scale)))
-
-
-def _flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= (
-            _flat(value, f"{inside}{name}.")
-            if isinstance(value, dict)
-            else {f"{inside}{name}": value}
-        )
-    return found
-
-
-def _changes(here: dict[str, Any], there: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Another mixer, or task, does not inherit the options of the one that it replaces."""
-    gone = tuple(
-        options
-        for name, options in (("model.mixer", "model.mixer_options."), ("task.name", "task."))
-        if here.get(name) != there.get(name)
-    )
-    there = {n: v for n, v in there.items() if not (gone and n.startswith(gone))} | {
-        n: there[n] for n in ("model.mixer", "task.name")
-    }
-    names = [name for name in here | there if name not in ("seed", "task.settings.seed")]
-    pairs = {name: (here.get(name), there.get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
 # ---------------------------------------------------------------------------- what lies there
 
 
@@ -254,6 +146,20 @@ def _scores(
     if "train" in last:
         found = {"train_loss": last["train"]["loss"], **found}
     return split, found
+
+
+def _plain(metric: str, lines: list[dict[str, Any]], steps: int) -> str:
+    """In words, if every evaluation of the last half is plainly at 0, or at 1; else ""."""
+    judged = [each for each in lines if each["split"] == "validation" and metric in each]
+    values = [each[metric] for each in judged if 2 * each["step"] >= steps]
+    for level in (0, 1):
+        if len(values) >= EVALUATIONS and all(abs(value - level) <= PLAIN for value in values):
+            return f"{metric} within {PLAIN} of {level} for the last half of them"
+    return ""
+
+
+def _steps(record: Record) -> str:
+    return f"{record.steps} of {record.steps_asked} steps"
 
 
 def _shown(metric: str, value: float) -> float | None:
@@ -311,14 +217,14 @@ def _picture(folder: Path) -> bytes | None:
 
 def _snapshots(folder: Path) -> list[dict[str, Any]] | None:
     path = folder / SNAPSHOTS
-    return thinned(read_snapshots(path.read_bytes()), STEPS_SHOWN) if path.exists() else None
+    if not path.exists():
+        return None
+    found = read_snapshots(path.read_bytes())
+    most = LAYERS_SHOWN // max(1, len(found[0]["layers"]))
+    return thinned(found, max(2, min(STEPS_SHOWN, most)))
 
 
 def _json(path: Path) -> dict[str, Any]:
     """{} if it is not there."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
-
-
-def _json_of(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,6 @@
-"""The pages that are neither tables nor speed: overview, ListOps, Pathfinder, explorer."""
+"""The pages that are neither tables nor speed nor the explorer: overview, ListOps, Pathfinder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlrnn.report.book import OURS, Table, counts
@@ -9,7 +9,7 @@ from dlrnn.report.records import Record
 from dlrnn.report.results import Results
 from dlrnn.report.speed import Lengths, length_plot
 from dlrnn.report.svg import Axis, Series, bar_plot, line_plot, shown
-from dlrnn.report.tables import NEAR, count_text, plain_table, shift_plot
+from dlrnn.report.tables import JUDGED, NEAR, count_text, plain_table, shift_plot
 
 
 def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:
@@ -29,8 +29,10 @@ def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:
             class_="lead",
         ),
         tag("h2", "How much there is"),
+        _nothing_yet(tables),
         tag("ul", [_card(table) for table in tables], class_="cards"),
-        tag("p", NEAR, class_="quiet"),
+        tag("p", f"{NEAR} {JUDGED}", class_="quiet"),
+        _own(tables),
         [tag("h2", "At a glance"), tag("div", plots, class_="plots")] if plots else None,
         tag("h2", "To make it again"),
         tag(
@@ -48,10 +50,31 @@ def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:
     )
 
 
+def _nothing_yet(tables: Sequence[Table]) -> Html | None:
+    if any(cell.ours for table in tables for cell in table.cells.values()):
+        return None
+    return tag("p", "No run of ours is recorded here: every number of ours says “not run”.")
+
+
+def _own(tables: Sequence[Table]) -> Html | None:
+    """Columns that are neither ours nor the paper's, and where they stand."""
+    found: dict[str, list[Html]] = {}
+    for table in tables:
+        for source in table.sources:
+            cells = sum(source in cell.found for cell in table.cells.values())
+            link = tag("a", f"Table {table.name[-1]}", href=f"{table.name}.html")
+            text = f" ({cells} cell{'s' if cells > 1 else ''})"
+            found.setdefault(source, []).append(join(" ", link, text))
+    if not found:
+        return None
+    items = [tag("li", tag("strong", name), ":", links) for name, links in found.items()]
+    return join(tag("h2", "Further columns"), tag("ul", items, class_="own"))
+
+
 def _card(table: Table) -> Html:
-    cells, measured, good = counts(table)
-    share = 100 * measured / max(1, cells)
-    right = 100 * good / max(1, cells)
+    found = counts(table)
+    share = 100 * found.measured / max(1, found.cells)
+    right = 100 * found.near_or_better / max(1, found.cells)
     bar = tag(
         "svg",
         tag("rect", width=100, height=6, class_="all"),
@@ -70,7 +93,9 @@ def _card(table: Table) -> Html:
 
 def listops(results: Sequence[Results], tables: Sequence[Table]) -> Html:
     """Errors by height and operator."""
-    runs = [(name, one.breakdowns[r.stem]) for name, r, one in _runs(results, tables, "breakdowns")]
+    runs = [
+        (name, one.breakdowns[r.stem]) for name, r, one in runs_with("breakdowns", results, tables)
+    ]
     head = join(
         tag("h1", "ListOps-SubTrees: where models are wrong"),
         tag(
@@ -120,7 +145,8 @@ def _breakdown_table(name: str, found: dict[str, list[dict[str, Any]]]) -> Html:
         for kind, many in found.items()
         for row in many
     ]  # fmt: skip
-    table = plain_table(f"Errors of {name}", ["by", "value", "sub-trees", "wrong, %"], rows)
+    head = ["by", "value", "sub-trees", "wrong, %"]
+    table = plain_table(f"Errors of {name}", head, rows, stack=False)
     return tag("details", tag("summary", f"{name} as a table"), table)
 
 
@@ -135,7 +161,7 @@ def pathfinder(results: Sequence[Results], tables: Sequence[Table]) -> Html:
             class_="lead",
         ),
     )
-    found = [(name, record) for name, record, _ in _runs(results, tables, "pictures")]
+    found = [(name, record) for name, record, _ in runs_with("pictures", results, tables)]
     if not found:
         command = tag("code", "dlrnn eval RUN")
         return join(head, tag("p", "Not run: no recorded run has what ", command, " draws."))
@@ -153,12 +179,12 @@ def pathfinder(results: Sequence[Results], tables: Sequence[Table]) -> Html:
 
 def pictures(results: Sequence[Results], tables: Sequence[Table]) -> dict[str, bytes]:
     """The files that `pathfinder` shows."""
-    runs = enumerate(_runs(results, tables, "pictures"))
+    runs = enumerate(runs_with("pictures", results, tables))
     return {f"{place}-{r.stem}.png": one.pictures[r.stem] for place, (_, r, one) in runs}
 
 
-def _runs(
-    results: Sequence[Results], tables: Sequence[Table], kind: str
+def runs_with(
+    kind: str, results: Sequence[Results], tables: Sequence[Table]
 ) -> Iterator[tuple[str, Record, Results]]:
     """Every run that has a file of that kind, once, with a name to show."""
     for place, one in enumerate(results):
@@ -168,52 +194,6 @@ def _runs(
                 owner = OURS if place == 0 else one.name
                 words = [recipe_title(tables, record.recipe), record.variant, f"seed {record.seed}"]
                 yield f"{', '.join(filter(None, words))} ({owner})", record, one
-
-
-# ---------------------------------------------------------------------------- explorer
-
-
-def explorer_runs(
-    results: Sequence[Results], tables: Sequence[Table]
-) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """A name for the file, one to show, and the snapshots of every run that has some."""
-    return [
-        (f"{place}-{record.stem}", name, one.snapshots[record.stem])
-        for place, (name, record, one) in enumerate(_runs(results, tables, "snapshots"))
-    ]
-
-
-def explorer(runs: Mapping[str, str], left_out: Sequence[str]) -> Html:
-    """Pick a run, a layer and a step; `report.js` draws."""
-    head = join(
-        tag("h1", "Explorer: a trained layer"),
-        tag(
-            "p",
-            "Eigenvalues, kernels and impulse response of a layer while it learns.",
-            class_="lead",
-        ),
-    )
-    if left_out:
-        missing = f"Left out, for the size of the pages: {'; '.join(left_out)}."
-        head = join(head, tag("p", missing, class_="quiet"))
-    if not runs:
-        return join(head, tag("p", "There are no snapshots of trained layers to show."))
-    options = [tag("option", name, value=key) for key, name in runs.items()]
-    return join(
-        head,
-        tag(
-            "div",
-            tag("label", "Run ", tag("select", options, id="run")),
-            tag("label", "Layer ", tag("select", id="layer")),
-            tag("div", tag("label", "Training step", for_="step"), " ",
-                tag("output", id="step-shown", for_="step"),
-                tag("input", id="step", type="range", min=0, max=0, value=0)),
-            class_="controls",
-        ),
-        tag("p", id="layer-facts", class_="quiet", aria_live="polite"),
-        tag("div", id="explorer", class_="plots"),
-        tag("noscript", "The explorer draws in the browser and needs JavaScript."),
-    )  # fmt: skip
 
 
 def recipe_title(tables: Sequence[Table], recipe: str) -> str:

@@ -12,6 +12,12 @@ VERSION = 1
 LARGEST = 2**53
 """Whole numbers up to here are exact in any reader of JSON."""
 
+FULL, SIZES = "full", ("tiny", "changed")
+"""The paper's size, and what a run can have instead."""
+
+LATER = {"scale", "stopped"}
+"""Fields that the first records did not have."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -35,6 +41,8 @@ class Record:
         command: that makes it again.
         differs: settings that are not the recipe's; "" if none.
         note: anything else.
+        scale: "full", the paper's sizes; "tiny"; "changed", other sizes than the recipe's.
+        stopped: why it has fewer steps than the paper, if its value was plain; "" if it was not.
         version: of this format.
     """
 
@@ -55,7 +63,25 @@ class Record:
     command: str
     differs: str = ""
     note: str = ""
+    scale: str = FULL
+    stopped: str = ""
     version: int = VERSION
+
+    @property
+    def size(self) -> str:
+        """Its scale, or that which its variant tells: "my_package.MyLayer, tiny"."""
+        told = self.variant.rpartition(", ")[2]
+        return told if self.scale == FULL and told in SIZES else self.scale
+
+    @property
+    def is_cut(self) -> bool:
+        """Fewer steps than the paper's, and no reason to leave the others out."""
+        return self.steps < self.steps_asked and not self.stopped
+
+    @property
+    def is_as_large(self) -> bool:
+        """The paper's sizes and steps: it can be held against the paper's number."""
+        return self.size == FULL and not self.is_cut
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -97,9 +123,11 @@ def parse_record(line: str) -> Record:
     known = {each.name for each in fields(Record)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"has a field {unknown[0]!r} that no record has")
-    if missing := sorted(known - values.keys()):
+    if missing := sorted(known - values.keys() - LATER):
         raise ValueError(f"has no {missing[0]!r}")
     for name, kind in get_type_hints(Record).items():
+        if name in LATER - values.keys():
+            continue
         if not _is(values[name], kind):
             raise ValueError(f"has a {name!r} that is no {getattr(kind, '__name__', kind)}")
         if isinstance(values[name], int) and isinstance(0.0, kind):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dlrnn.report.layers import check_snapshot
 from dlrnn.report.records import LARGEST, Record, parse_record
 
 RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
@@ -52,11 +53,20 @@ class Results:
     problems: list[str] = field(default_factory=list)
 
 
-def read_results(folder: str | Path, name: str) -> Results:
-    """Everything that can be read."""
-    folder, found = Path(folder), Results(name)
+def check_results(folder: Path) -> None:
+    """One sentence if a folder that was asked for holds no results."""
+    advice = "--results takes what `dlrnn results add --into DIR` wrote"
+    if not folder.exists():
+        raise ValueError(f"there are no results in {folder}: it does not exist; {advice}")
+    if not folder.is_dir():
+        raise ValueError(f"there are no results in {folder}: it is not a folder; {advice}")
     if not (folder / RECORDS).is_file():
-        found.problems.append(f"there are no results in {folder}: it has no {RECORDS}")
+        raise ValueError(f"there are no results in {folder}: it has no {RECORDS}; {advice}")
+
+
+def read_results(folder: str | Path, name: str) -> Results:
+    """Everything that can be read; nothing if there is no such folder."""
+    folder, found = Path(folder), Results(name)
     found.records = read_records(folder / RECORDS, found.problems)
     stems = dict.fromkeys(record.stem for record in found.records)
     found.curves = _files(folder / CURVES, "csv", stems, read_curve, found.problems)
@@ -75,6 +85,8 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
     """Every line that is a record; of two with the same key the later."""
     found: dict[tuple[str, str, int, str], Record] = {}
     for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
         try:
             record = parse_record(line)
             found[record.key] = record
@@ -84,10 +96,8 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Those that are not empty; none if there is no file."""
-    if not path.is_file():
-        return []
-    return [line for line in path.read_text("utf-8", "replace").split("\n") if line.strip()]
+    """Of a file, empty ones too; none if there is no file."""
+    return path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
 
 
 def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:
@@ -198,31 +208,6 @@ def read_snapshots(content: bytes) -> list[dict[str, Any]]:
     if not found:
         raise ValueError("there is no snapshot in it")
     return [found[step] for step in sorted(found)]
-
-
-def check_snapshot(values: Any) -> dict[str, Any]:
-    """As `analysis.snapshot` makes it: plain numbers, nothing else is let through."""
-    whole = ("channels", "states", "eigenvalues_of", "kernel_length", "stride")
-    layers = [
-        {
-            "name": str(layer["name"]),
-            "kind": str(layer["kind"]),
-            "bidirectional": bool(layer["bidirectional"]),
-            **{name: int(layer[name]) for name in whole},
-            "eigenvalues": [_finite(pair) for pair in layer["eigenvalues"]],
-            "kernels": [
-                {"channel": int(one["channel"]), "values": _finite(one["values"])}
-                for one in layer["kernels"]
-            ],
-            "response": _finite(layer["response"]),
-        }
-        for layer in values["layers"]
-    ]
-    return {"step": int(values["step"]), "length": int(values["length"]), "layers": layers}
-
-
-def _finite(values: Any) -> list[float]:
-    return [float(value) if math.isfinite(value) else 0.0 for value in values]
 
 
 def _notes(values: Any) -> dict[str, str]:

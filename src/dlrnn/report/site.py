@@ -1,15 +1,13 @@
 """The static site: pages, style, script, pictures, layers; opens from disk, asks no network."""
 
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from dlrnn.report import pages
-from dlrnn.report.book import make_tables
-from dlrnn.report.collect import thinned
+from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
 from dlrnn.report.html import Html, join, tag
+from dlrnn.report.layouts import make_tables
 from dlrnn.report.results import Results
 from dlrnn.report.speed import read_lengths, speed
 from dlrnn.report.tables import table_page
@@ -18,7 +16,7 @@ from dlrnn.train.folder import write_whole
 LIMIT = 8_000_000
 """Bytes of all of it; layers of the explorer that would not fit are left out, and it says so."""
 
-ASSETS = ("report.css", "report.js")
+ASSETS = ("report.css", "report.js", "explorer.js")
 REST = {
     "speed": "Speed",
     "listops": "ListOps",
@@ -43,17 +41,11 @@ def write_site(
     content = {f"pictures/{name}": data for name, data in pages.pictures(results, tables).items()}
     content |= {name: _asset(name) for name in ASSETS}
     used = sum(len(page) for page in drawn.values()) + sum(map(len, content.values()))
-    kept, left_out = {}, []
-    runs = pages.explorer_runs(results, tables)
-    for place, (key, name, snapshots) in enumerate(runs):
-        room = int(0.95 * LIMIT - used) // (len(runs) - place)
-        if (script := _layers(key, snapshots, room)) is None:
-            left_out.append(name)
-            continue
-        used += len(script)
-        kept[key] = name
-        content[f"layers/{key}.js"] = script
-    drawn["explorer.html"] = pages.explorer(kept, left_out)
+    runs = explorer_runs(results, tables)
+    kept, steps = fitted(runs, int(0.95 * LIMIT) - used)
+    content |= {f"layers/{run.key}.js": run.script(steps) for run in kept}
+    missing = left_out(runs, kept)
+    drawn["explorer.html"] = explorer({run.key: run.name for run in kept}, missing)
     for name, main in drawn.items():
         content[name] = _page(name, main, said).encode(errors="replace")
     for name, data in content.items():
@@ -63,19 +55,6 @@ def write_site(
     if size > LIMIT:
         said.append(f"the site has {size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f}")
     return said
-
-
-def _layers(key: str, snapshots: list[dict[str, Any]], room: int) -> bytes | None:
-    """A script with the layers of a run, of fewer steps if all do not fit; None if two do not."""
-    steps = len(snapshots)
-    while True:
-        text = json.dumps(thinned(snapshots, steps), separators=(",", ":"))
-        script = f'dlrnnLayers("{key}",{text});\n'.encode()
-        if len(script) <= room:
-            return script
-        if steps <= 2:
-            return None
-        steps = max(2, steps // 2)
 
 
 def _asset(name: str) -> bytes:

@@ -25,13 +25,13 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     """Write what is new; what became of each run, a sentence each.
 
     A run replaces one of the same recipe, variant and seed, with all its metrics, if it has more
-    steps, or if `replace`. The same run again changes nothing. Lines that cannot be read stay as
-    they are.
+    steps, if it is the same run (judged since, say), or if `replace`. What did not change is not
+    written again. Lines that cannot be read stay as they are.
     """
     folder = Path(folder)
     known: dict[tuple[str, str, int, str], Record] = {}
     foreign = []
-    for line in read_lines(folder / RECORDS):
+    for line in filter(str.strip, read_lines(folder / RECORDS)):
         try:
             record = parse_record(line)
             known[record.key] = record
@@ -42,17 +42,19 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
         new = run.records[0]
         there = [each for each in known.values() if each.run == new.run]
         steps = max((each.steps for each in there), default=0)
-        what = f"{run.stem}: {new.steps} of {new.steps_asked} steps"
+        what = f"{run.stem}: {_came(new)}"
         if not there:
             said.append(f"{what}, added")
         elif all(dataclasses.replace(each, note=new.note) in run.records for each in there):
             said.append(f"{what}, already there")
-        elif replace or new.steps > steps:
+        elif replace or new.steps > steps or _is_same(new, there[0]):
             said.append(f"{what}, replaced one with {steps} steps")
             known = {key: each for key, each in known.items() if each.run != new.run}
             _remove_files(run.stem, folder)
         else:
-            said.append(f"{what}, kept the one with {steps} steps; --replace takes this one")
+            commit = f" of commit {there[0].commit[:9]}" if there[0].commit else ""
+            kept = f"kept the one with {steps} steps{commit}"
+            said.append(f"{what}, {kept}; --replace takes this one")
             continue
         note = new.note or (there[0].note if there else "")
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
@@ -63,6 +65,20 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / RECORDS, "".join(f"{line}\n" for line in lines).encode())
     return said
+
+
+def _came(record: Record) -> str:
+    """How far, and why no further."""
+    if record.size == "tiny":
+        return f"{record.steps} steps of a tiny run"
+    early = ", stopped early" if record.stopped else ""
+    return f"{record.steps} of {record.steps_asked} steps{early}"
+
+
+def _is_same(new: Record, there: Record) -> bool:
+    """The same run read again: another one would not take as long to the millisecond."""
+    names = ("steps", "command", "hardware", "wall_seconds")
+    return all(getattr(new, name) == getattr(there, name) for name in names)
 
 
 def in_memory(collected: Iterable[Collected], name: str) -> Results:

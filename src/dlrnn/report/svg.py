@@ -1,7 +1,7 @@
 """Plots as inline SVG, drawn here; `report.js` shows the values of points under mouse and keys."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlrnn.report.html import Html, join, tag
@@ -98,14 +98,13 @@ def line_plot(
     x: Axis,
     y: Axis,
     guides: Sequence[tuple[Number, str]] = (),
-    show: Callable[[Number], str] | None = None,
+    note: str = "",
 ) -> Html:
     """Lines with a point for each value; `guides` are horizontal lines with a name.
 
-    `key` must be the plot's own on its page; `show` writes the values of y. A value beyond the
-    limits of y is drawn at the edge and said as it is.
+    `key` must be the plot's own on its page; `note` stands under it. A value beyond the limits of y
+    is drawn at the edge and said as it is.
     """
-    show = show or shown
     xs = [a for one in series for a, _ in one.points] or [0.0, 1.0]
     ys = [b for one in series for _, b in one.points] + [value for value, _ in guides]
     across = x.scale(xs, LEFT, WIDTH - RIGHT)
@@ -119,12 +118,9 @@ def line_plot(
     for one in series:
         places = [(across(a), min(max(up(b), TOP), HEIGHT - BOTTOM)) for a, b in one.points]
         path = " ".join(f"{'L' if k else 'M'}{a:g} {b:g}" for k, (a, b) in enumerate(places))
-        points = [
-            _point(one, place, f"{x.label} {shown(a)}, {y.label} {show(b)}")
-            for place, (a, b) in zip(places, one.points, strict=True)
-        ]
-        parts.append(tag("g", tag("path", d=path), points, class_=one.look, data_n=one.name))
-    return _figure(key, title, description, parts, series)
+        line, names = tag("path", d=path), (x.label, y.label)
+        parts.append(_many(one, line, names) if one.dense else _few(one, line, names, places))
+    return _figure(key, title, description, parts, series, note=note)
 
 
 def bar_plot(
@@ -175,7 +171,13 @@ def shown(value: Number) -> str:
 
 
 def _figure(
-    key: str, title: str, description: str, parts: list[Html], legend: Sequence[Series]
+    key: str,
+    title: str,
+    description: str,
+    parts: list[Html],
+    legend: Sequence[Series],
+    *,
+    note: str = "",
 ) -> Html:
     names = f"{key}-title {key}-desc"
     drawn = tag(
@@ -190,7 +192,8 @@ def _figure(
     keys = tag("output", class_="tip", hidden=True)
     how = f"{title}: left and right arrow keys read the values"
     plot = tag("div", drawn, keys, class_="plot", tabindex=0, role="group", aria_label=how)
-    return tag("figure", plot, tag("figcaption", title, _legend(legend)))
+    under = tag("p", note, class_="note") if note else None
+    return tag("figure", plot, tag("figcaption", title, _legend(legend), under))
 
 
 def _legend(entries: Sequence[Series]) -> Html | None:
@@ -231,12 +234,23 @@ def _y_axis(y: Axis, up: Scale) -> Html:
     return join(marks, tag("text", y.label, class_="label-y", x=2, y=14))
 
 
-def _point(one: Series, place: tuple[Number, Number], text: str) -> Html:
-    across, up = place
-    if one.dense:
-        return tag("circle", class_="point", cx=across, cy=up, r=3, data_t=text)
-    shape = f"M{across:g} {up:g}{SHAPES[one.style % len(SHAPES)]}"
-    return tag("path", d=shape, class_="point", data_t=text, data_x=across, data_y=up)
+def _few(
+    one: Series, line: Html, names: tuple[str, str], places: Sequence[tuple[Number, Number]]
+) -> Html:
+    """A line and its points."""
+    points = []
+    for (across, up), (a, b) in zip(places, one.points, strict=True):
+        text = f"{names[0]} {shown(a)}, {names[1]} {shown(b)}"
+        shape = f"M{across:g} {up:g}{SHAPES[one.style % len(SHAPES)]}"
+        points.append(tag("path", d=shape, class_="point", data_t=text, data_x=across, data_y=up))
+    return tag("g", line, points, class_=one.look, data_n=one.name)
+
+
+def _many(one: Series, line: Html, names: tuple[str, str]) -> Html:
+    """A line and its values; `report.js` makes points of them when one asks."""
+    values = ";".join(f"{shown(a)} {shown(b)}" for a, b in one.points)
+    labels = {"data_n": one.name, "data_a": names[0], "data_b": names[1], "data_v": values}
+    return tag("g", line, class_=one.look, **labels)
 
 
 def _round_marks(first: Number, last: Number, about: int = 5) -> list[Number]:

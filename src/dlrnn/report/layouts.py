@@ -1,0 +1,113 @@
+"""The six tables of the paper, each with its rows and columns, and what was measured in them."""
+
+from collections.abc import Sequence
+
+from dlrnn import recipes
+from dlrnn.recipes import Recipe, table1, table2, table3, table4, table6
+from dlrnn.recipes.paper import table as published
+from dlrnn.report.book import OURS, Cell, Seeds, Table
+from dlrnn.report.results import Results
+
+
+def make_tables(results: Sequence[Results]) -> list[Table]:
+    """All six; the first results are ours, each of the others has columns of its own."""
+    return [_table(name, results) for name in recipes.TABLES]
+
+
+def _table(name: str, results: Sequence[Results]) -> Table:
+    cells = {each.name: _cell(each, results) for each in recipes.TABLES[name]}
+    sources: dict[str, None] = {}
+    for place, one in enumerate(results):
+        for record in one.records:
+            if record.recipe.split("/")[0] != name:
+                continue
+            source = _source(one.name, record.variant, ours=place == 0)
+            if source != OURS:
+                sources[source] = None
+            empty = Cell(record.recipe, {}, None, finding=one.notes.get(record.recipe, ""))
+            cell = cells.setdefault(record.recipe, empty)
+            metrics = cell.found.setdefault(source, {})
+            metrics.setdefault(record.metric, Seeds(record.metric, [])).records.append(record)
+    for cell in cells.values():
+        for by_metric in cell.found.values():
+            for seeds in by_metric.values():
+                seeds.records.sort(key=lambda record: record.seed)
+    return LAYOUTS[name](name, cells, list(sources))
+
+
+def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:
+    finding = results[0].notes.get(recipe.name, "") if results else ""
+    return Cell(recipe.name, recipe.paper, recipe.config.steps, recipe.note, finding)
+
+
+def _source(owner: str, variant: str, *, ours: bool) -> str:
+    """The head of a column."""
+    if ours:
+        return f"{OURS}, {variant}" if variant else OURS
+    return f"{owner}: {variant}" if variant else owner
+
+
+def _with_layers(name: str, columns: dict[str, table1.Column]) -> dict[str, str]:
+    """As in `DLR, 6 layers, L 512`."""
+    shown = {}
+    for key, column in columns.items():
+        paper = published(name)["columns"][column.place]
+        layers = f"{paper['layers']} layer{'s' if paper['layers'] > 1 else ''}"
+        shown[key] = f"{paper['model']}, {layers}, L {paper['L']}"
+    return shown
+
+
+def _atomic(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
+    six = name == "table6"
+    paper = "table6_param_tied" if six else "table1_atomic"
+    columns = _with_layers(paper, table6.COLUMNS if six else table1.COLUMNS)
+    tasks = {key: title for key, title in table1.TASKS.items() if _has(cells, key)}
+    title = "Attention with DLR's parameters" if six else "Atomic tasks"
+    return Table(name, title, published(paper)["caption"], tasks, columns, "task", cells, sources)
+
+
+def _shift(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
+    lengths = sorted({int(cell.task) for cell in cells.values() if cell.task.isdecimal()})
+    columns = {str(length): f"L {length}" for length in lengths}
+    models = {key: entry[0] for key, entry in table2.MODELS.items()}
+    caption = published("table2_shift_scale")["caption"]
+    return Table(name, "Shift, ever longer", caption, models, columns, "model", cells, sources)
+
+
+def _higher(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
+    columns = {key: column.title for key, column in table3.COLUMNS.items()}
+    caption = published("table3_higher_order")["caption"]
+    title = "ListOps-SubTrees and Pathfinder-Segmentation"
+    return Table(name, title, caption, table3.MODELS, columns, "model", cells, sources)
+
+
+def _classification(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
+    columns = {key: column.title for key, column in table4.COLUMNS.items()}
+    caption = published("table4_classification")["caption"]
+    return Table(name, "Classification", caption, table4.MODELS, columns, "model", cells, sources)
+
+
+def _language(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
+    kinds = {"dlr": "DLR", "attention": "Transformer"}
+    rows = {}
+    for cell in cells.values():
+        kind, experts, norm = [*cell.model.split("-"), "", ""][:3]
+        plural = "" if experts == "1" else "s"
+        rows[cell.model] = f"{kinds.get(kind, kind)}, {experts} expert{plural}, {norm}-norm"
+    caption = published("table5_language_model")["caption"]
+    columns = {"pg19": "PG-19"}
+    return Table(name, "Language model", caption, rows, columns, "model", cells, sources)
+
+
+def _has(cells: dict[str, Cell], task: str) -> bool:
+    return any(cell.task == task for cell in cells.values())
+
+
+LAYOUTS = {
+    "table1": _atomic,
+    "table2": _shift,
+    "table3": _higher,
+    "table4": _classification,
+    "table5": _language,
+    "table6": _atomic,
+}

@@ -1,0 +1,143 @@
+"""Which recipe a run is nearest to, how it differs from it, and the command that makes it again."""
+
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from dlrnn import recipes
+from dlrnn.recipes import Recipe, Scale
+from dlrnn.report.records import FULL
+from dlrnn.train import RunConfig
+
+HOW_OFTEN = {"log_every", "eval_every", "eval_batches", "checkpoint_every"}
+"""Settings that change what is looked at, not what is learnt."""
+
+SIZES = ("d_", "kernel_length", "length", "chunk", "heads")
+"""How the options of a mixer begin that make it larger or smaller."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The recipe, at a scale, that a run is nearest to, and the settings that are not its."""
+
+    recipe: Recipe
+    scale: Scale
+    changed: dict[str, tuple[Any, Any]]  # here, there
+
+    @property
+    def variant(self) -> str:
+        """Empty for the recipe's own task and model, also with fewer steps ("short")."""
+        own = [str(here) for name, (here, _) in self.changed.items() if name == "model.mixer"]
+        other = ["changed"] if self._other and (self.size == "changed" or not own) else []
+        return ", ".join((*own, *other, *(["tiny"] if self.scale == "tiny" else [])))
+
+    @property
+    def size(self) -> str:
+        """Whether it is as large as the paper's: "full", "tiny" or "changed"."""
+        if self.scale == "tiny":
+            return "tiny"
+        mixers = "model.mixer_options."
+        changed = any(
+            "model.mixer" not in self.changed and name.removeprefix(mixers).startswith(SIZES)
+            if name.startswith(mixers)
+            else name != "model.mixer"
+            for name in self._other
+        )
+        return "changed" if changed else FULL
+
+    @property
+    def _other(self) -> list[str]:
+        """Settings of the model and the task that are not the recipe's."""
+        parts = [name for name in self.changed if name.startswith(("model.", "task."))]
+        return [name for name in parts if name != "task.settings.folder"]
+
+    @property
+    def differs(self) -> str:
+        """From the recipe at its scale: "lr 0.003 (0.0008), steps 5000 (300000)"."""
+        told = {n: pair for n, pair in self.changed.items() if n not in HOW_OFTEN}
+        return ", ".join(f"{n} {json_of(a)} ({json_of(b)})" for n, (a, b) in told.items())
+
+    def command(self, config: RunConfig) -> str:
+        """That trains the run again."""
+        words = ["dlrnn", "train", self.recipe.name]
+        words += [] if self.scale == "full" else ["--scale", self.scale]
+        words += ["--seed", str(config.seed)]
+        values = asdict(config)
+        known = _flat(values)
+        gone = dict.fromkeys(_options(name) for name in self.changed if name not in known)
+        for outer, inner in gone:  # an option is left out by saying all the others
+            words += [f"--{outer}.{inner}", json.dumps(values[outer][inner])]
+        for name, (here, _) in self.changed.items():
+            if _options(name) not in gone:
+                words += [f"--{name}", json_of(here)]
+        return shlex.join(words)
+
+
+def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Origin]:
+    """The name to record, and the nearest recipe; a name without a recipe may be asked for."""
+    named = "/".join(path.resolve().parts[-4:-1])
+    name = asked or (named if named in recipes.RECIPES else None)
+    if asked is not None and asked not in recipes.RECIPES:
+        table, _, rest = asked.partition("/")
+        if table not in recipes.TABLES or rest.count("/") != 1:
+            recipes.get(asked)  # says what was meant
+        candidates = recipes.TABLES[table]
+    else:
+        candidates = [recipes.RECIPES[name]] if name else list(recipes.RECIPES.values())
+    same = [each for each in candidates if each.config.task.name == config.task.name]
+    if not same:
+        advice = "say --recipe table/task/model"
+        raise ValueError(f"{path} is a run on {config.task.name}, which no recipe is: {advice}")
+    flat = _flat(asdict(config))
+    choices = [
+        Origin(each, scale, _changes(flat, _flat_recipe(each.name, scale)))
+        for each in same
+        for scale in get_args(Scale)
+    ]
+    nearest = min(choices, key=lambda one: len(one.changed))
+    return name or nearest.recipe.name, nearest
+
+
+def _options(name: str) -> tuple[str, str]:
+    """("model", "mixer_options") of "model.mixer_options.dt_min"."""
+    outer, _, rest = name.partition(".")
+    return outer, rest.partition(".")[0]
+
+
+@cache
+def _flat_recipe(name: str, scale: Scale) -> dict[str, Any]:
+    return _flat(asdict(recipes.scaled(recipes.get(name), scale)))
+
+
+def _flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= (
+            _flat(value, f"{inside}{name}.")
+            if isinstance(value, dict)
+            else {f"{inside}{name}": value}
+        )
+    return found
+
+
+def _changes(here: dict[str, Any], there: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Another mixer, or task, does not inherit the options of the one that it replaces."""
+    gone = tuple(
+        options
+        for name, options in (("model.mixer", "model.mixer_options."), ("task.name", "task."))
+        if here.get(name) != there.get(name)
+    )
+    there = {n: v for n, v in there.items() if not (gone and n.startswith(gone))} | {
+        n: there[n] for n in ("model.mixer", "task.name")
+    }
+    names = [name for name in here | there if name not in ("seed", "task.settings.seed")]
+    pairs = {name: (here.get(name), there.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def json_of(value: Any) -> str:
+    """As the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,92 @@
+"""Table 1 as a picture: in each cell the paper's R2 beside ours, the higher the darker."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from dlrnn.report.book import Cell, Table
+from dlrnn.report.cells import NOT_RUN, our_number, paper_number
+from dlrnn.report.layouts import make_tables
+from dlrnn.report.results import Results
+from dlrnn.report.tables import count_text
+
+SHADES = LinearSegmentedColormap.from_list("R2", ("#f4f7fa", "#7fb2dd", "#0b4f93"))
+QUIET, INK, RED = "#56606b", "#1c2126", "#b04a12"
+HEIGHT, GAP = 0.86, 0.04  # of a cell; between its halves
+
+
+def table1_png(results: Sequence[Results]) -> bytes:
+    """The same results give the same picture."""
+    content = io.BytesIO()
+    table1_figure(results).savefig(content, dpi=120, metadata={"Software": None})
+    return content.getvalue()
+
+
+def table1_figure(results: Sequence[Results]) -> Figure:
+    """What was not run says so."""
+    table = make_tables(results)[0]
+    columns, rows = list(table.columns), list(table.rows)
+    figure = Figure(figsize=(10.5, 0.42 * len(rows) + 2.0), layout="constrained")
+    axes: Axes = figure.subplots()
+    for down, row in enumerate(rows):
+        for across, column in enumerate(columns):
+            if (cell := table.at(row, column)) is not None:
+                _draw(axes, across, down, cell)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.75)
+    titles = [title.replace(", ", "\n", 1) for title in table.columns.values()]
+    axes.set_xticks(range(len(columns)), titles)
+    axes.set_yticks(range(len(rows)), list(table.rows.values()))
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    for across in range(len(columns)):
+        for place, name in ((-0.24, "paper"), (0.24, "ours")):
+            axes.text(across + place, -0.6, name, ha="center", fontsize=8, color=QUIET)
+    axes.set_title("Validation R2 on the atomic tasks (Table 1)", loc="left", pad=12)
+    axes.set_xlabel(_below(table), fontsize=8.5, color=QUIET, loc="left")
+    return figure
+
+
+def _draw(axes: Axes, across: int, down: int, cell: Cell) -> None:
+    seeds, paper = cell.ours.get("R2"), cell.paper.get("R2")
+    difference = cell.difference("R2")
+    mean = None if seeds is None else seeds.mean
+    ours = our_number(seeds) if mean is None else f"{mean:.2f}".replace("-0.00", "0.00")
+    cut = seeds is not None and not seeds.is_as_large
+    far = difference is not None and difference.verdict == "worse"
+    _half(axes, across - 0.24, down, paper, paper_number(cell, "R2"))
+    _half(axes, across + 0.24, down, mean, f"{ours}*" if cut else ours)
+    if far:
+        frame = Rectangle((across - 0.48, down - HEIGHT / 2), 0.96, HEIGHT, fill=False)
+        frame.set(edgecolor=RED, linewidth=1.6)
+        axes.add_patch(frame)
+
+
+def _half(axes: Axes, middle: float, down: int, value: float | None, text: str) -> None:
+    share = 0.0 if value is None else min(1.0, max(0.0, value))
+    width = 0.48 - GAP / 2
+    box = Rectangle((middle - width / 2, down - HEIGHT / 2), width, HEIGHT)
+    box.set(facecolor="none" if value is None else SHADES(share), linewidth=0.6)
+    box.set(edgecolor="#d9dfe5", linestyle="--" if value is None else "-")
+    axes.add_patch(box)
+    small = text.startswith((NOT_RUN, "diverged"))
+    colour = QUIET if small else "white" if share > 0.55 else INK
+    axes.text(
+        middle, down, text, ha="center", va="center", color=colour, fontsize=7.5 if small else 9
+    )
+
+
+def _below(table: Table) -> str:
+    """What the picture's marks mean, as far as it has any."""
+    parts = [count_text(table)]
+    found = [(cell, cell.ours["R2"]) for cell in table.grid if "R2" in cell.ours]
+    if any(not seeds.is_as_large for _, seeds in found):
+        parts.append("* fewer steps than the paper's.")
+    if any(cell.verdict == "worse" for cell, _ in found):
+        parts.append("Framed: more than .03 below the paper.")
+    return "\n" + "\n".join(textwrap.wrap(" ".join(parts), 150))

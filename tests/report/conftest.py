@@ -1,0 +1,62 @@
+"""A real browser for the tests of the pages, headless Chromium."""
+
+import os
+import shutil
+
+import pytest
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+)
+DESK = {"width": 1200, "height": 900}
+
+
+def left_out(why):
+    """Skip, or fail where DLRNN_BROWSER_TESTS says that they are obligatory."""
+    if os.environ.get("DLRNN_BROWSER_TESTS") == "required":
+        pytest.fail(f"the browser tests are required, and {why}")
+    pytest.skip(f"the browser tests are left out: {why}")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        left_out(f"none of {', '.join(names)} is installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        left_out("playwright is not installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser, site):
+    """A function that opens a page; at the end nothing may have gone wrong or left the site."""
+    contexts, wrong = [], []
+
+    def opened(name, *, scheme="light", viewport=DESK, at=site, **options):
+        context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+        page.on("request", lambda request: left(request.url, at))
+        file, _, target = name.partition("#")
+        page.goto(f"{(at / file).as_uri()}.html{'#' if target else ''}{target}")
+        return page
+
+    def left(url, at):
+        if not url.startswith((at.as_uri(), "data:")):
+            wrong.append(f"a request left the site: {url}")
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong

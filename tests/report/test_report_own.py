@@ -1,0 +1,236 @@
+"""Columns beside the paper's: ours and others', and which numbers are held against the paper."""
+
+from pathlib import Path
+
+import made_up
+import pytest
+
+from dlrnn.cli import main
+from dlrnn.report import add, read_results
+from dlrnn.report.book import counts, difference, number, signed
+from dlrnn.report.layouts import make_tables
+from dlrnn.report.markdown import markdown
+from dlrnn.report.results import Results
+from dlrnn.report.site import write_site
+from dlrnn.report.tables import count_text
+
+SHIFT = "table1/shift/dlr-1"
+STOPPED = "early after 20000 of 40000 steps: R2 within 0.01 of 1 for the last half of them"
+
+
+def cell_of(*records):
+    return make_tables([Results("ours", list(records))])[0].cells[SHIFT]
+
+
+def test_differences():
+    assert difference("R2", 0.98, 1.0).verdict == "near"
+    assert difference("R2", 0.97, 1.0).verdict == "near"
+    assert difference("R2", 0.969, 1.0).verdict == "worse"
+    assert difference("accuracy", 87.3, 85.7).verdict == "better"
+    assert difference("accuracy", 84.2, 85.7).verdict == "near"
+    assert difference("loss", 2.9, 2.8).verdict == "worse"
+    assert difference("loss", 2.7, 2.8).verdict == "better"
+    assert signed("R2", -0.0001) == "0.000"
+    assert signed("accuracy", 1.26) == "+1.3"
+    assert number("R2", -0.5) == "−0.500"
+
+
+def test_seeds_and_spread():
+    values = (0.5, 0.7)
+    records = [made_up.record(seed=k, value=value) for k, value in enumerate(values)]
+    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
+    assert cell.ours["R2"].mean == pytest.approx(0.6)
+    assert cell.ours["R2"].spread == pytest.approx(0.2)
+    assert cell.verdict == "worse"
+    records.append(made_up.record(seed=2, value=None))
+    cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
+    assert cell.ours["R2"].mean is None, "one that diverged is not averaged away"
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "value"),
+    [
+        ({}, "near", -0.01),
+        ({"steps": 39999}, None, -0.01),
+        ({"steps": 20000, "stopped": STOPPED}, "near", -0.01),
+        ({"scale": "tiny"}, None, None),
+        ({"scale": "changed"}, None, None),
+    ],
+)
+def test_what_is_held_against_the_paper(changed, verdict, value):
+    cell = cell_of(made_up.record(**changed))
+    found = cell.difference("R2")
+    assert cell.verdict == verdict
+    assert (None if found is None else round(found.value, 6)) == value
+    both = cell_of(made_up.record(), made_up.record(seed=1, **changed))
+    assert both.verdict == verdict, "one that is cut is not averaged away"
+
+
+@pytest.mark.parametrize("variant", ["tiny", "my.Layer, tiny", "changed", "my.Layer, changed"])
+def test_a_variant_tells_its_size(variant):
+    """Records that were written before they had a scale."""
+    assert not made_up.record(variant=variant).is_as_large
+    assert made_up.record(variant="my.Layer").is_as_large
+
+
+def test_what_was_cut_or_stopped_is_counted():
+    names = [f"table1/{task}/dlr-1" for task in ("shift", "cumsum", "cummax")]
+    changes = [{}, {"steps": 5000}, {"steps": 20000, "stopped": STOPPED, "value": 0.52}]
+    records = [made_up.record(n, **c) for n, c in zip(names, changes, strict=True)]
+    table = make_tables([Results("ours", records)])[0]
+    assert counts(table) == (66, 3, 2, 1, 1)
+    assert count_text(table) == (
+        "3 of 66 cells measured; 2 of them as in the paper, or better; 1 cut short of the paper's"
+        " steps, and not judged; 1 stopped early, plainly at 0 or 1."
+    )
+    text = markdown([Results("ours", records)])
+    rows = [line for line in text.splitlines() if line.startswith("| ") and " of 40000" in line]
+    assert [row.split(" | ")[5:7] for row in rows] == [
+        ["≈ −0.010", "40000 of 40000"],
+        ["−0.010", "5000 of 40000"],
+        ["≈ 0.000", "20000 of 40000, stopped early"],
+    ]
+
+
+def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
+    """The README's way: train with an own layer, then `report --runs`."""
+    (tmp_path / "somebodys_package.py").write_text(
+        "import torch\n\n\n"
+        "class MyLayer(torch.nn.Module):\n"
+        "    def __init__(self, d_model):\n"
+        "        super().__init__()\n"
+        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
+        "    def forward(self, x):\n"
+        "        return self.mix(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
+    own = ["--model.mixer", "somebodys_package.MyLayer", "--writer", "none", "--device", "cpu"]
+    for task in ("shift", "cumsum"):
+        assert main(["train", f"table1/{task}/dlr-1", *small, "--out", f"my/{task}", *own]) == 0
+    (tmp_path / "my" / "broken").mkdir()
+    (tmp_path / "my" / "broken" / "config.json").write_text("{")
+    add([made_up.run("table1/shift/dlr-1")], "results")
+    assert main(["report", "--runs", "my", "--out", "site"]) == 0
+    assert "the configuration is not JSON" in capsys.readouterr().err
+    page = (tmp_path / "site" / "table1.html").read_text()
+    column = "yours: somebodys_package.MyLayer, tiny"
+    assert page.count(f'<button type="button">{column}') == 2, "in the grid and in the list"
+    table = make_tables([read_results("results", "ours")])[0]
+    assert table.sources == []
+    assert main(["report", "--runs", "nowhere"]) == 2
+    assert "there is no run in nowhere" in capsys.readouterr().err
+
+
+def test_several_results(tmp_path):
+    add([made_up.run("table1/shift/dlr-1")], tmp_path / "a")
+    add([made_up.run("table1/shift/dlr-1", seed=1)], tmp_path / "b")
+    found = [read_results(tmp_path / "a", "ours"), read_results(tmp_path / "b", "b")]
+    table = make_tables(found)[0]
+    assert table.sources == ["b"]
+    cell = table.cells["table1/shift/dlr-1"]
+    assert [len(cell.found[column]["R2"].records) for column in ("ours", "b")] == [1, 1]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Ours full, cut, stopped, tiny and not run; somebody's layer, tiny and full."""
+    ours = Results("ours")
+    ours.records = [
+        made_up.record(SHIFT),
+        made_up.record("table1/cumsum/dlr-1", steps=5000, value=0.98),
+        made_up.record("table1/reverse/dlr-1", steps=20000, value=0.001, stopped=STOPPED),
+        made_up.record("table1/cummax/dlr-1", value=0.51, variant="tiny", scale="tiny", steps=200),
+    ]
+    layer = {"variant": "my.Layer"}
+    yours = Results("yours")
+    yours.records = [
+        made_up.record(SHIFT, value=0.97, **layer),
+        made_up.record("table1/solve/dlr-1", value=0.01, steps=900, **layer),
+        made_up.record(SHIFT, value=1.0, variant="my.Layer, tiny", scale="tiny", steps=200),
+        made_up.record("table3/listops-subtrees/dlr", metric="accuracy", value=60.0, **layer),
+    ]
+    write_site(tmp_path, [ours, yours], Path("none"))
+    return tmp_path
+
+
+COLUMNS = ["ours, tiny", "yours: my.Layer", "yours: my.Layer, tiny"]
+
+
+def grid(page):
+    """Rows of the grid by task: a list of (column, classes, text) each."""
+    heads = page.locator("table.grid thead th").all_inner_texts()
+    heads = [" ".join(head.partition("↕")[0].split()) for head in heads]
+    rows = {}
+    for row in page.locator("table.grid tbody tr").all():
+        cells = row.locator("td").evaluate_all("all => all.map(c => [c.className, c.innerText])")
+        known = zip(heads[1:], cells, strict=True)
+        rows[row.locator("th").inner_text()] = [
+            (head, kind, " ".join(text.split())) for head, (kind, text) in known
+        ]
+    return heads, rows
+
+
+def test_own_runs_are_columns(site, visit):
+    page = visit("table1")
+    heads, rows = grid(page)
+    shown = [head.partition(" beside ")[0] for head in heads]
+    assert shown[:5] == ["task", "DLR, 1 layer, L 4096", *COLUMNS]
+    assert len(heads) == 7 + 3, "beside the column that they stand against, and no other"
+    shift, cumsum, cummax, reverse, solve = (
+        rows[task][:4] for task in ("Shift", "CumSum", "CumMax", "Reverse", "Solve")
+    )
+    assert [cell[1] for cell in shift] == ["near", "empty own", "own near", "own unknown"]
+    assert shift[0][2].startswith("paper 1.00 0.990 ≈ −0.010")
+    assert shift[2][2].startswith("0.970 ≈ −0.030")
+    assert shift[3][2] == "1.000 tiny", "no difference, no colour"
+    cut = "paper 1.00 0.980 −0.020 cut short, not judged 5000 of 40000 steps"
+    assert cumsum[0][1:] == ("unknown", cut)
+    assert cummax[1][1:] == ("own unknown", "0.510 tiny")
+    assert reverse[0][1] == "near"
+    assert "stopped early: 20000 of 40000 steps" in reverse[0][2]
+    assert solve[2][1] == "own unknown"
+    assert "900 of 40000 steps" in solve[2][2]
+    for cells in rows.values():
+        for _, _, text in cells:
+            assert not text.startswith("not run"), "the paper's number stands first"
+            assert "not run" not in text or text.endswith("not run")
+    listed = page.locator("table.list thead th").all_inner_texts()
+    listed = [head.partition("↕")[0].strip() for head in listed]
+    assert listed[3:] == ["paper", "ours", "difference", *COLUMNS, "our steps", "our seeds"]
+
+
+def test_own_runs_where_models_are_rows(site, visit):
+    heads, rows = grid(visit("table3"))
+    assert heads[1] == "ListOps-SubTrees"
+    assert heads[2].startswith("yours: my.Layer")
+    assert rows["DLR"][0][2] == "paper 85.7 not run"
+    assert rows["DLR"][1][1] == "own worse"
+    assert rows["DLR"][1][2].startswith("60.0 ▼ −25.7")
+
+
+def test_the_shift_plot_says_what_was_cut(tmp_path):
+    record = made_up.record("table2/16384/dlr", steps=900)
+    write_site(tmp_path, [Results("ours", [record])], Path("none"))
+    said = "With fewer steps than the paper: DLR at 16384 (900 of 86000 steps)."
+    for name in ("index", "table2"):
+        assert said in (tmp_path / f"{name}.html").read_text()
+
+
+def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
+    page = visit("table1#cell-table1-shift-dlr-1")
+    values = page.locator("dialog[open] table.values tbody tr").all_inner_texts()
+    assert [" ".join(each.split()) for each in values] == [
+        "paper 1.00",
+        "ours 0.990 ≈ −0.010 as in the paper",
+        "yours: my.Layer 0.970 ≈ −0.030 as in the paper",
+        "yours: my.Layer, tiny 1.000 tiny",
+    ]
+    page = visit("table1#cell-table1-reverse-dlr-1")
+    assert STOPPED in page.locator("dialog[open]").inner_text()
+    own = visit("index").locator("ul.own li").all_inner_texts()
+    assert own == [
+        "ours, tiny: Table 1 (1 cell)",
+        "yours: my.Layer: Table 1 (2 cells) Table 3 (1 cell)",
+        "yours: my.Layer, tiny: Table 1 (1 cell)",
+    ]
