@@ -10,9 +10,18 @@ from torch import nn
 
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
+from dlrnn.train import (
+    RunConfig,
+    RunFolder,
+    TaskConfig,
+    from_json,
+    plain,
+    train,
+    with_overrides,
+)
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.folder import Lines, write_whole
+from dlrnn.train.plain import may_stop, plain_level
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -50,6 +59,41 @@ def test_it_learns(tmp_path):
         p.numel() for p in build_model(config().model, d_input=3, d_output=8).parameters()
     )
     assert train(tmp_path / "run", **QUIET) == result, "a run that is complete is not run again"
+
+
+def test_what_is_plain_may_stop():
+    ones, noughts = [(k, 0.995) for k in range(1, 9)], [(k, 0.003) for k in range(1, 9)]
+    assert may_stop(ones, 8, 100)
+    assert plain_level(ones, 8) == 1
+    assert not may_stop(noughts, 8, 100)
+    assert may_stop(noughts, 8, 16)
+    assert not may_stop(ones[-2:], 8, 16), "three evaluations at least"
+    late = [(4, 0.5), *ones[4:]]
+    assert not may_stop(late, 8, 16), "all of the last half"
+    assert may_stop([(3, 0.5), *ones[3:]], 8, 16)
+    assert not may_stop([*ones[:-1], (8, math.nan)], 8, 16)
+
+
+def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
+    """Killed and gone on with, it stops at the same step with the same weights."""
+    run = config(steps=400, eval_every=10, checkpoint_every=40)
+    monkeypatch.setattr(plain, "NEAR", 0.05)
+    result = train(tmp_path / "run", run, until_plain=True, **QUIET)
+    steps = result["steps"]
+    assert 30 <= steps < 400
+    assert result["stopped"] == "R2 within 0.05 of 1 for the last half of them"
+    assert RunFolder.open(tmp_path / "run").records()[-1]["step"] == steps
+    train(tmp_path / "cut", run, until_plain=True, **QUIET)
+    for path in checkpoints(tmp_path / "cut")[1:]:
+        path.unlink()
+    (tmp_path / "cut" / "result.json").unlink()
+    again = train(tmp_path / "cut", until_plain=True, **QUIET)
+    assert again["steps"] == steps
+    for name, value in weights(tmp_path / "run").items():
+        assert torch.equal(value, weights(tmp_path / "cut")[name])
+    whole = train(tmp_path / "whole", config(steps=60, eval_every=10), **QUIET)
+    assert whole["steps"] == 60
+    assert "stopped" not in whole
 
 
 def test_accumulation_is_the_whole_batch(tmp_path):

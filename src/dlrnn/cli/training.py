@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
     train.add_argument("--resume", type=Path, metavar="RUN", help="the folder of a stopped run")
     _scale(train)
     _devices(train)
+    _until_plain(train)
     train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
 
     evaluate = command(commands, "eval", _eval, "test the best checkpoint of a run; draw it")
@@ -49,6 +50,7 @@ def add(commands: Any) -> None:
     again.add_argument("--only", metavar="TASK/MODEL", help="one of its cells, e.g. shift/dlr-1")
     again.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
     again.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _until_plain(again)
     _scale(again)
     device_option(again)
 
@@ -58,6 +60,7 @@ def add(commands: Any) -> None:
     sweep.add_argument("--jobs", type=count, default=1, help="processes at once")
     sweep.add_argument("--slurm", metavar="PARTITION", help="submit to Slurm instead")
     sweep.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _until_plain(sweep)
     _scale(sweep)
     device_option(sweep)
 
@@ -65,6 +68,11 @@ def add(commands: Any) -> None:
 def _scale(parser: argparse.ArgumentParser) -> None:
     text = "the paper's sizes, a tenth of the steps, or minutes on two CPU cores"
     parser.add_argument("--scale", choices=SCALES, default="full", help=text)
+
+
+def _until_plain(parser: argparse.ArgumentParser) -> None:
+    text = "stop early where the metric is plainly at 1, or at 0 after half of the steps"
+    parser.add_argument("--until-plain", action="store_true", help=text)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +87,8 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 def _train(given: argparse.Namespace) -> int:
     from dlrnn.train import train
 
-    options = {name: getattr(given, name) for name in ("devices", "nodes", "sharded", "writer")}
+    names = ("devices", "nodes", "sharded", "writer", "until_plain")
+    options = {name: getattr(given, name) for name in names}
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
         path, config = _run_of(given)
@@ -98,6 +107,8 @@ def _train(given: argparse.Namespace) -> int:
     if given.json:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
+    if "stopped" in result:
+        print(f"stopped after {result['steps']} steps: {result['stopped']}")
     print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
 
@@ -163,6 +174,7 @@ def _reproduce(given: argparse.Namespace) -> int:
         seeds=range(given.seeds),
         out=given.out,
         device=resolve(given.device),
+        until_plain=given.until_plain,
         show=not given.json,
     )
     lines = [
@@ -195,6 +207,7 @@ def _sweep(given: argparse.Namespace) -> int:
         scale=given.scale,
         out=given.out,
         device=resolve(given.device),
+        until_plain=given.until_plain,
     )
     if given.json:
         print_json(rows)

@@ -21,7 +21,7 @@ from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.rows import Row, make_row, markdown, numbers
 from dlrnn.recipes.scale import Scale
 from dlrnn.tasks import TASKS
-from dlrnn.train import RunFolder, TaskConfig, train
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
 from dlrnn.train.folder import CONFIG, write_whole
 
 
@@ -33,6 +33,7 @@ def reproduce(
     seeds: Sequence[int] = (0,),
     out: str | Path = "runs",
     device: str = "cpu",
+    until_plain: bool = False,
     show: bool = True,
     writer: str = "tensorboard",
 ) -> list[Row]:
@@ -42,6 +43,7 @@ def reproduce(
     the whole table and is written anew after each run.
     """
     chosen = select(table, only)
+    how = {"device": device, "until_plain": until_plain, "show": show, "writer": writer}
     problems: dict[str, dict[int, Outcome]] = {}
     for number, recipe in enumerate(chosen, start=1):
         for seed in seeds:
@@ -51,7 +53,7 @@ def reproduce(
             if show:
                 print(f"{number} of {len(chosen)}: {recipe.name}, seed {seed}", flush=True)
             try:
-                _complete(recipe, path, scale, seed, device=device, show=show, writer=writer)
+                _complete(run_config(recipe, scale, seed), path, how)
             except Exception as error:  # whatever happened, the other runs are not to blame
                 sentence = str(error).partition("\n")[0] or type(error).__name__
                 problems.setdefault(recipe.name, {})[seed] = Outcome(f"broken: {sentence}")
@@ -113,18 +115,15 @@ def write_table(
     return path
 
 
-def _complete(
-    recipe: Recipe, path: Path, scale: Scale, seed: int, *, device: str, show: bool, writer: str
-) -> None:
+def _complete(config: RunConfig, path: Path, how: dict[str, Any]) -> None:
     """Bring a run to its end, whatever of it is there."""
-    config = run_config(recipe, scale, seed)
     begun = (path / CONFIG).is_file()
     if begun:
         check_folder(path, config)
     if not begun or RunFolder.open(path).result is None:
         _require_set(config.task)
-        train(path, None if begun else config, device=device, show=show, writer=writer)
-    score_best(path, device)
+        train(path, None if begun else config, **how)
+    score_best(path, how["device"])
 
 
 def _require_set(task: TaskConfig) -> None:

@@ -43,6 +43,7 @@ def sweep(
     scale: Scale = "full",
     out: str | Path = "runs",
     device: str = "cpu",
+    until_plain: bool = False,
 ) -> list[dict[str, Any]]:
     """Run every recipe with every seed; what is complete is left alone, what was stopped goes on.
 
@@ -50,12 +51,13 @@ def sweep(
     Slurm partition the jobs are submitted, and a later sweep tells how they went.
     """
     wanted = [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]
+    where = ["--device", device, *(["--until-plain"] if until_plain else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
     for recipe, seed in wanted:
         path = run_path(recipe, out, scale, seed)
         try:
-            if job := _job(recipe, seed, path, scale, device):
+            if job := _job(recipe, seed, path, scale, where):
                 waiting.append(job)
         except ValueError as error:  # this folder, not the others
             said[path] = str(error)
@@ -78,9 +80,8 @@ def sweep(
     return rows
 
 
-def _job(recipe: Recipe, seed: int, path: Path, scale: Scale, device: str) -> Job | None:
+def _job(recipe: Recipe, seed: int, path: Path, scale: Scale, where: list[str]) -> Job | None:
     own = [sys.executable, "-m", "dlrnn", "train"]
-    where = ["--device", device]
     if not (path / CONFIG).is_file():
         new = [recipe.name, "--scale", scale, "--seed", str(seed), "--out", str(path)]
         return Job(recipe, seed, path, [*own, *new, *where])

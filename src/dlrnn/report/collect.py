@@ -16,10 +16,10 @@ from dlrnn.report.records import FULL, Record
 from dlrnn.report.results import Curve, check_breakdown, read_picture, read_snapshots
 from dlrnn.train import RunConfig, RunFolder
 from dlrnn.train.folder import CONFIG, ENVIRONMENT, TIMING
+from dlrnn.train.plain import in_words, plain_level
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
-PLAIN, EVALUATIONS = 0.01, 3  # as near to 0 or 1, as often, is plain
 Item = TypeVar("Item")
 
 
@@ -150,12 +150,9 @@ def _scores(
 
 def _plain(metric: str, lines: list[dict[str, Any]], steps: int) -> str:
     """In words, if every evaluation of the last half is plainly at 0, or at 1; else ""."""
-    judged = [each for each in lines if each["split"] == "validation" and metric in each]
-    values = [each[metric] for each in judged if 2 * each["step"] >= steps]
-    for level in (0, 1):
-        if len(values) >= EVALUATIONS and all(abs(value - level) <= PLAIN for value in values):
-            return f"{metric} within {PLAIN} of {level} for the last half of them"
-    return ""
+    judged = [(e["step"], e[metric]) for e in lines if e["split"] == "validation" and metric in e]
+    level = plain_level(judged, steps)
+    return "" if level is None else in_words(metric, level)
 
 
 def _steps(record: Record) -> str:

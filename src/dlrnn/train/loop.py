@@ -32,6 +32,7 @@ from dlrnn.train.checkpoint import (
 from dlrnn.train.config import RunConfig
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
+from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
 from dlrnn.train.sharded import is_sharded, sharded_strategy
 from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
@@ -45,6 +46,7 @@ def train(
     devices: int | None = None,
     nodes: int | None = None,
     sharded: bool = False,
+    until_plain: bool = False,
     show: bool = True,
     writer: str = "tensorboard",
 ) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def train(
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
     same weights and records, bit by bit, on the same device. `devices` and `nodes` are what
     torchrun or Slurm says, by default; `sharded` processes share the parameters instead of having
-    a copy each.
+    a copy each. `until_plain` ends a run whose metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
     if config is None:
@@ -64,14 +66,15 @@ def train(
     fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
     try:
-        return _launched(folder, fabric, known, begins=config is not None, show=show, writer=writer)
+        how = {"until_plain": until_plain, "show": show, "writer": writer}
+        return _launched(folder, fabric, known, begins=config is not None, how=how)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # threads that outlive it end in an abort
 
 
 def _launched(
-    folder: RunFolder, fabric: Fabric, known: RunConfig, *, begins: bool, show: bool, writer: str
+    folder: RunFolder, fabric: Fabric, known: RunConfig, *, begins: bool, how: dict[str, Any]
 ) -> dict[str, Any]:
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
@@ -84,7 +87,7 @@ def _launched(
             if begins:
                 RunFolder.create(folder.path, known, task.files())
         fabric.barrier()
-        return _Run(folder, fabric, task, model, stack, show=show, writer=writer).go()
+        return _Run(folder, fabric, task, model, stack, **how).go()
 
 
 def make_fabric(
@@ -168,12 +171,13 @@ class _Run:
         model: nn.Module,
         stack: ExitStack,
         *,
+        until_plain: bool,
         show: bool,
         writer: str,
     ) -> None:
         self.folder, self.fabric, self.config = folder, fabric, folder.config
         self.device, self.leads = fabric.device, fabric.is_global_zero
-        self.task, self.bare = task, model
+        self.task, self.bare, self.until_plain = task, model, until_plain
         self.parameters = sum(p.numel() for p in self.bare.parameters())
         self.bare.to(self.device)
         self.best: dict[str, Any] = {"value": None, "step": 0}
@@ -209,20 +213,23 @@ class _Run:
             for lines in (self.records, self.timing):
                 stack.callback(lines.close)
         step: int = counters["step"]
+        known = self.folder.records() if step and self.leads else []
+        judged = [(e["step"], e[self.task.metric]) for e in known if e["split"] == "validation"]
+        self.judged: list[Judged] = self.fabric.broadcast(judged)
         return step
 
     def go(self) -> dict[str, Any]:
         """Every step that is left."""
         config, began = self.config, time.perf_counter()
         self.model.train()
-        logged = self.start
+        logged, done = self.start, self.start
         batches = prefetched(self.step, self.start, config.steps)
         with self.progress:
             for done, parts in enumerate(batches, start=self.start + 1):
                 self.step(done - 1, parts)
                 ends = done == config.steps
-                checkpoint = done % config.checkpoint_every == 0 or ends
                 evaluation = done % config.eval_every == 0 or ends
+                checkpoint = done % config.checkpoint_every == 0 or ends
                 due = done % config.log_every == 0 or checkpoint
                 if due or evaluation or self.device.type == "cpu":
                     self.step.check_finite()
@@ -235,9 +242,13 @@ class _Run:
                     self._time(done, time.perf_counter() - began)
                 if evaluation:
                     self._evaluate(done)
-                if checkpoint:
+                    ends = ends or (self.until_plain and may_stop(self.judged, done, config.steps))
+                if checkpoint or ends:
                     self._checkpoint(done)
-        result = self._result(time.perf_counter() - began)
+                if ends:
+                    break
+        batches.close()
+        result = self._result(done, time.perf_counter() - began)
         if self.leads:
             content = json.dumps(result, indent=1) + "\n"
             write_whole(self.folder.path / RESULT, content.encode())
@@ -260,6 +271,7 @@ class _Run:
         self.last = averaged(self.task, dict(zip(names, sums.tolist(), strict=True)))
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
+        self.judged.append((step, value))
         best = self.best["value"]
         better = best is None or (value < best if self.task.less_is_better else value > best)
         if better or math.isnan(best):
@@ -301,14 +313,17 @@ class _Run:
             line = {"step": step, "from": self.start, "seconds": seconds, "memory": memory}
             self.timing.append(line)
 
-    def _result(self, seconds: float) -> dict[str, Any]:
+    def _result(self, steps: int, seconds: float) -> dict[str, Any]:
+        level = None if steps == self.config.steps else plain_level(self.judged, steps)
+        stopped = "" if level is None else in_words(self.task.metric, level)
         return {
             "task": self.task.name,
             "metric": self.task.metric,
             "value": self.last[self.task.metric],
             "best": self.best["value"],
             "best_step": self.best["step"],
-            "steps": self.config.steps,
+            "steps": steps,
+            **({"stopped": stopped} if stopped else {}),
             "seed": self.config.seed,
             "parameters": self.parameters,
             "seconds": round(seconds, 3),

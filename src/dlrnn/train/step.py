@@ -1,7 +1,7 @@
 """One update of the parameters: on a GPU a captured graph, elsewhere plain PyTorch."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -228,7 +228,9 @@ def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
     return output
 
 
-def prefetched(step: TrainingStep, start: int, stop: int) -> Iterator[list[Batch] | None]:
+def prefetched(
+    step: TrainingStep, start: int, stop: int
+) -> Generator[list[Batch] | None, None, None]:
     """The micro-batches of steps start .. stop - 1; None each where the device makes them.
 
     Those that come from the host are made by a thread, two steps ahead.
