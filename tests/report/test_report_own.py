@@ -1,15 +1,18 @@
 """Columns beside the paper's: ours and others', and which numbers are held against the paper."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import made_up
 import pytest
 
+from dlrnn import recipes
 from dlrnn.cli import main
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
+from dlrnn.report.origin import origin_of
 from dlrnn.report.results import Results
 from dlrnn.report.site import write_site
 from dlrnn.report.tables import count_text
@@ -234,3 +237,12 @@ def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
         "yours: my.Layer: Table 1 (2 cells) Table 3 (1 cell)",
         "yours: my.Layer, tiny: Table 1 (1 cell)",
     ]
+
+
+def test_where_a_set_lies_makes_no_difference(tmp_path):
+    recipe = recipes.get("table4/text/dlr").config
+    settings = {**recipe.task.settings, "folder": "/somewhere/else"}
+    config = replace(recipe, task=replace(recipe.task, settings=settings))
+    name, origin = origin_of(tmp_path, config, None)
+    assert (name, origin.differs, origin.variant) == ("table4/text/dlr", "", "")
+    assert "somewhere" not in origin.command(config)

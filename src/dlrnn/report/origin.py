@@ -15,6 +15,8 @@ from dlrnn.train import RunConfig
 HOW_OFTEN = {"log_every", "eval_every", "eval_batches", "checkpoint_every"}
 """Settings that change what is looked at, not what is learnt."""
 
+FOLDER = "task.settings.folder"
+
 SIZES = ("d_", "kernel_length", "length", "chunk", "heads")
 """How the options of a mixer begin that make it larger or smaller."""
 
@@ -52,7 +54,7 @@ class Origin:
     def _other(self) -> list[str]:
         """Settings of the model and the task that are not the recipe's."""
         parts = [name for name in self.changed if name.startswith(("model.", "task."))]
-        return [name for name in parts if name != "task.settings.folder"]
+        return [name for name in parts if name != FOLDER]
 
     @property
     def differs(self) -> str:
@@ -135,6 +137,8 @@ def _changes(here: dict[str, Any], there: dict[str, Any]) -> dict[str, tuple[Any
     }
     names = [name for name in here | there if name not in ("seed", "task.settings.seed")]
     pairs = {name: (here.get(name), there.get(name)) for name in names}
+    if all(pairs.get(FOLDER, (None,))):
+        del pairs[FOLDER]  # where a set lies is nobody's business
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
