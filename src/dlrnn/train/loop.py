@@ -1,5 +1,6 @@
 """The one loop for all tasks and models."""
 
+import gc
 import json
 import logging
 import math
@@ -70,6 +71,7 @@ def train(
         return _launched(folder, fabric, known, begins=config is not None, how=how)
     finally:
         if torch.distributed.is_initialized():
+            gc.collect()  # what still holds groups of processes: shards, hooks
             torch.distributed.destroy_process_group()  # threads that outlive it end in an abort
 
 
