@@ -1,31 +1,39 @@
 """What a run costs on one H200, in minutes: an estimate, no measurement of the run.
 
-The rates fit layers of plain PyTorch on such a machine, forward and backward, fp32, the step
-captured as a graph: an upper bound where our own kernels run, which are about four times as fast.
-Data and evaluation are not in it.
+The rates fit whole training steps on such a machine with our own kernels, captured as a graph, fp32
+(the language model: bf16). Evaluation, compiling and S4's kernel (a guess) are not fitted.
 """
 
 from dlrnn.models import LanguageConfig
 from dlrnn.train import RunConfig
 
-STEP_MS = 0.5
+STEP_MS = 0.25
 """Of a step, whatever its size: encoder, decoder, AdamW."""
 
-ELEMENT_MS = 0.14e-6
-"""Of an element of the input, B L H, in a layer: convolution or projections, activation, norm."""
+ELEMENT_MS = 0.035e-6
+"""Of an element of the input, B L H, in a layer: convolution, activation, linear map, norm."""
 
-KERNEL_MS = {"dlr": 0.38e-9, "dss": 4e-9, "s4d": 4e-9, "s4": 8e-9}
+ATTENTION_ELEMENT_MS = 0.24e-6
+"""The same with attention's four projections, in fp32."""
+
+KERNEL_MS = {"dlr": 0.125e-9, "dss": 0.43e-9, "s4d": 0.43e-9, "s4": 8e-9}
 """Of an entry of the Vandermonde product, H N K: those with a lambda a channel share no table."""
 
-PAIR_MS = 0.75e-9
+PAIR_MS = 0.73e-9
 """Of a pair of positions that attention compares, times B H."""
+
+GLU = 1.7
+"""A layer with it: a linear map of twice the width. A guess."""
 
 FEED_FORWARD = 5
 """Two feed-forward layers of width 16 H, in passes over the elements."""
 
 
+LANGUAGE_ELEMENT_MS = 0.2e-6
+"""Of an element in a block of the language model with experts: all but its matrix products."""
+
 LANGUAGE_OPERATIONS_MS = 4e11
-"""Operations of the language model's matrix products in a millisecond, in bf16: a guess."""
+"""Operations of the language model's matrix products in a millisecond, in bf16."""
 
 
 def minutes(config: RunConfig) -> float:
@@ -35,8 +43,11 @@ def minutes(config: RunConfig) -> float:
     model, options = config.model, config.model.mixer_options
     length = config.make_task().input_length
     elements = config.batch_size * length * model.d_model
-    layer = ELEMENT_MS * elements * (FEED_FORWARD if model.mixer == "attention-ff" else 1)
-    if "attention" in model.mixer:
+    attends = "attention" in model.mixer
+    layer = (ATTENTION_ELEMENT_MS if attends else ELEMENT_MS) * elements
+    layer *= FEED_FORWARD if model.mixer == "attention-ff" else 1
+    layer *= GLU if options.get("glu") else 1
+    if attends:
         seen = length if options.get("bidirectional") else length / 2
         if "chunk" in options:
             seen = min(seen, options["chunk"] * (3 if options.get("bidirectional") else 1.5))
@@ -52,9 +63,10 @@ def _language_minutes(config: RunConfig, model: LanguageConfig) -> float:
     """Every expert sees its share of the tokens: the work is that of one, whatever their number."""
     length = config.make_task().input_length
     tokens = config.batch_size * length
-    layer = 3 * ELEMENT_MS * tokens * model.d_model  # mixer, sorting and moving tokens, two norms
+    layer = LANGUAGE_ELEMENT_MS * tokens * model.d_model
     if model.mixer == "attention":
-        layer += 0.2 * PAIR_MS * tokens * model.heads * model.d_head * length / 2  # in bf16
+        layer += 0.045 * PAIR_MS * tokens * model.heads * model.d_head * length / 2  # in bf16
+        layer += LANGUAGE_ELEMENT_MS * tokens * model.heads * model.d_head / 2
     else:
         layer += KERNEL_MS["dlr"] * model.d_model * model.d_state * length
     weights = model.layers * 2 * model.d_model * model.d_ff + model.vocabulary * model.d_embedding

@@ -3,9 +3,10 @@
 Expect: one DLR layer solves Shift, CumSum, Select-Fixed and Solve-Fixed, gets about half of CumMax
 and nothing else; one layer of attention solves CumSum, CumMax and most of MIPS; six DLR layers add
 CumMax and Reverse and, at length 512, Solve and Select.
-Hardware: the paper's was one 3090. On one H200 the 40000 steps of a DLR layer take about 2 minutes,
-of six 8, of DSS-exp 7, of attention 10 (fp32); twice that for Reverse and Sort, attention 36; at
-length 512 about 1 minute (estimates: cost.py). The whole table: 6.5 hours.
+Hardware: the paper's was one 3090. On one H200 the 40000 steps of a DLR layer take half a minute,
+of six 2.4 minutes, of DSS-exp 1, of attention 10 (fp32); twice that for Reverse and Sort, attention
+36; at length 512 less than 1 (estimates: cost.py). The whole table: 3.6 hours, of which 2.6 are
+attention's at length 4096; less with `--until-plain`.
 
 DSS-exp starts at the frequencies pi n of the authors' code; the paper writes 2 pi n.
 """

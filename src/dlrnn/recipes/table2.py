@@ -3,8 +3,8 @@
 Expect: DLR and SGConv (N or d = 4096) fall from .8 to .9 at length 16384 to .2 at a million, and
 DLR-prod stays at .98 up to 262144 and gets .78 at a million; .22 is the copy that is not shifted
 and some of the next. DLR-R fails at 256 already.
-Hardware: the paper's was one 3090. On one H200, 86000 steps of DLR take about 2 minutes at 16384,
-26 at 262144 and 100 at a million; DSS-exp eight times as long (estimates: cost.py).
+Hardware: the paper's was one 3090. On one H200, 86000 steps of DLR take about 1 minute at 16384,
+8 at 262144 and 32 at a million; DSS-exp three times as long (estimates: cost.py).
 
 H = 32, batch 4, post-norm, constant rate. Kernels are as long as the input.
 """

@@ -3,8 +3,8 @@
 Expect (percent): DLR 85.7 of the sub-trees, where local attention has 94.0; macro F1 96.8, 94.0 and
 76.3 at 128, 256 and 512 pixels, above DSS-exp, and above local attention at 128.
 Hardware: the paper's was one 3090 (ListOps, 128), three (256) and seven V100s (512). On one H200
-DLR takes about 2.6 hours for ListOps-SubTrees and 1.2, 7 and 14 for 128, 256 and 512; DSS-exp twice
-as long, local attention 22 and 65 hours in fp32 (estimates: cost.py).
+DLR takes about 1.1 hours for ListOps-SubTrees and 0.5, 3 and 6 for 128, 256 and 512; DSS-exp a
+fifth longer, local attention 26 and 66 hours in fp32 (estimates: cost.py).
 
 The sets must be there: `dlrnn data build listops-subtrees`, `dlrnn data build
 pathfinder-segmentation --resolution 128` and so on. Everywhere: GLU, no dropout, warm-up and

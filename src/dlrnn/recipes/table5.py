@@ -3,8 +3,8 @@
 Expect: DLR 2.71 / 2.88 with 16 experts and 2.44 / 2.84 with 64 (pre-norm), about the same with
 post-norm; the Transformer 2.88 / 2.90 with one, 2.52 / 2.63 with 16, 2.36 / 2.58 with 64, and
 diverged with post-norm, for which there is no recipe. Test is the best checkpoint's.
-Hardware: the paper's was three A100 (40 GiB) for a day. On one H200 a run takes about a day, too
-(estimates: cost.py).
+Hardware: the paper's was three A100 (40 GiB) for a day. On one H200 a run takes about 13 hours with
+DLR and 24 with attention (estimates: cost.py).
 
 The set must be there: `dlrnn data import pg19 PATH --tokenizer FILE`. Experts are chosen over whole
 sequences, as in the paper, which looks ahead: docs/language.md measures it. Not stated, and chosen

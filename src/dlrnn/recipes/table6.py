@@ -2,8 +2,8 @@
 
 Expect: Shift .69 at length 4096 and nothing else; at 512, with two layers, Shift, Select-Fixed and
 Solve-Fixed.
-Hardware: the paper's was one 3090. On one H200 about 13 minutes a run at length 4096 (Reverse and
-Sort 43) and 2 at 512 (estimates: cost.py).
+Hardware: the paper's was one 3090. On one H200 about 15 minutes a run at length 4096 (Reverse and
+Sort 47) and 2 at 512 (estimates: cost.py).
 
 The rest is as in Table 1: the paper states no other rate for it than attention's.
 """
