@@ -44,53 +44,6 @@ def test_plans_fit(log2_size):
     assert relative_error(powers[:, :2].norm(dim=1), torch.ones(len(powers))) < 1e-6
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4, 8, 16])
-def test_columns_fit(parts):
-    for threads in (256, 512):
-        tile = long_convolution._Tile(threads, parts)
-        assert tile.threads // tile.parts % tile.along == 0
-        assert 1024 // threads * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
-    log2_size = 16 + parts.bit_length() - 1
-    inner, turns, powers = long_convolution._column_tables(log2_size, 12, torch.device("cpu"))
-    assert inner.shape == (parts, 1 if parts == 1 else 16, 2)
-    assert turns.shape == (1 if parts == 1 else 16, 4096, 2)
-    assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
-
-
-def test_the_mathematics_of_halves():
-    """split.cuh, in float64: two rings of N points are a convolution of up to 2 N entries."""
-    N, L = 8, 13
-    u, right, left = torch.randn(3, L, dtype=torch.float64)
-    x_u, x_kernel = torch.zeros(2, 4 * N, dtype=torch.float64)
-    x_u[:L], x_kernel[:L] = u, right
-    x_kernel[4 * N - L :] = -left.flip(0)
-    product = unfolded([a * b for a, b in zip(folded(x_u), folded(x_kernel), strict=True)])
-    y = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
-    assert relative_error(product[:L], y) < 1e-12
-
-
-def folded(x):
-    """Spectra modulo X^N = w_8^P for P = 1 and 3, of a real x modulo X^4N + 1."""
-    parts = x.view(4, -1).to(torch.complex128)
-    k, j = torch.arange(4), torch.arange(parts.shape[1])
-    halves = [(root(8, P * k)[:, None] * parts).sum(0) for P in (1, 3)]
-    twists = [root(8 * len(j), P * j) for P in (1, 3)]
-    return [torch.fft.fft(z * twist) for z, twist in zip(halves, twists, strict=True)]
-
-
-def unfolded(spectra):
-    j, k = torch.arange(len(spectra[0])), torch.arange(4)
-    x = 0
-    for P, spectrum in zip((1, 3), spectra, strict=True):
-        z = torch.fft.ifft(spectrum) / root(8 * len(j), P * j)
-        x = x + (z / root(8, P * k)[:, None]).real / 2
-    return x.flatten()
-
-
-def root(order, power):
-    return torch.exp(-2j * math.pi * power.to(torch.complex128) / order)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
 def test_asked_for_without_a_gpu():
     with (

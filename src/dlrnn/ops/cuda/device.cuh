@@ -42,6 +42,11 @@ __device__ inline void team_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// Is counted there, but does not wait.
+__device__ inline void team_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // ------------------------------------------------------------------------- copies
 
 typedef unsigned long long Barrier;  // in shared memory: counts the bytes that have come

@@ -8,6 +8,7 @@ capture them, once they have been compiled.
 
 import ctypes
 import hashlib
+import logging
 import os
 import tempfile
 from functools import cache
@@ -28,7 +29,9 @@ class Kernel:
     def __init__(self, function: ctypes.c_void_p, shared_bytes: int, device: int) -> None:
         self._function, self._shared_bytes, self._device = function, shared_bytes, device
 
-    def __call__(self, blocks: int, threads: int, *arguments: Tensor | int) -> None:
+    def __call__(
+        self, blocks: int | tuple[int, int, int], threads: int, *arguments: Tensor | int
+    ) -> None:
         """Launch on the device's current stream; a tensor is its address, a number an int."""
         values = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
@@ -37,7 +40,8 @@ class Kernel:
         addresses = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
         )
-        grid, block = (blocks, 1, 1), (threads, 1, 1)
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        block = threads, 1, 1
         shared = ctypes.c_uint(self._shared_bytes)
         with torch.cuda.device(self._device):
             _make_context_current(self._device)
@@ -96,12 +100,19 @@ def _binary(files: tuple[str, ...], defines: Defines, architecture: str) -> byte
     path = _cache_folder() / f"{Path(files[-1]).stem}-{key[:32]}.cubin"
     if path.exists():
         return path.read_bytes()
+    _say_once(architecture, path.parent)
     binary = _compile(source, options)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as beside:
         beside.write(binary)
     os.replace(beside.name, path)
     return binary
+
+
+@cache
+def _say_once(architecture: str, folder: Path) -> None:
+    text = "compiling kernels for %s, for the first time here: about 20 s; they are kept in %s"
+    logging.getLogger("dlrnn").warning(text, architecture, folder)
 
 
 def _cache_folder() -> Path:

@@ -1,0 +1,149 @@
+"""Rings of the long convolution; its kernels on a GPU where a sequence is longer than its ring."""
+
+import math
+import sys
+
+import pytest
+import torch
+from support import DEVICE, relative_error
+
+from dlrnn import ops
+from dlrnn.ops.cuda import long_convolution
+from dlrnn.ops.cuda.long_convolution import _column_tables, _Ring, _smallest_ring, _tile
+
+MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
+RINGS = [_Ring(radix, 2**k, 12) for radix in (12, 16) for k in range(5)]
+SIZES = [  # B, L, H, entries of the right and of the left kernel, N
+    (2, 20000, 12, 5000, 4000, 12 * 2048),
+    (1, 40000, 6, 3000, 9000, 12 * 2048),
+    (1, 60000, 3, 100, 5000, 16 * 2048),
+    (3, 65536, 33, 32768, 32768, 12 * 4096),
+    (2, 49153, 40, 49153, 3, 16 * 4096),
+    (1, 150000, 4, 30000, 30000, 24 * 4096),
+    (2, 2**17, 9, 2**17, 0, 32 * 4096),
+    (1, 2**18, 5, 2**17, 2**17, 48 * 4096),
+    (1, 400000, 9, 400000, 5, 128 * 4096),
+    (1, 600000, 3, 100000, 100000, 96 * 4096),
+    (1, 2**20, 2, 400000, 0, 192 * 4096),
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "ring"),
+    [
+        (16386, _Ring(12, 1, 11)),
+        (2 * 24576, _Ring(12, 1, 11)),
+        (2 * 24576 + 1, _Ring(16, 1, 11)),
+        (65536 + 32768, _Ring(12, 1, 12)),
+        (2 * 65536 - 1, _Ring(16, 1, 12)),
+        (2**18 + 2**17, _Ring(12, 4, 12)),
+        (2**21, _Ring(16, 16, 12)),
+    ],
+)
+def test_the_smallest_ring(entries, ring):
+    assert _smallest_ring(entries) == ring
+    assert 2 * ring.size >= entries
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_columns_fit(ring):
+    for name in ("columns_in", "columns_out", "kernel_columns"):
+        tile = _tile(name, ring)
+        assert tile.channels * tile.along * ring.parts == tile.threads
+        assert tile.blocks * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
+    inner, turns, powers = _column_tables(ring, torch.device("cpu"))
+    assert inner.shape == (ring.parts, 1 if ring.parts == 1 else ring.radix, 2)
+    assert turns.shape == (1 if ring.parts == 1 else ring.radix, 4096, 2)
+    assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
+
+
+@pytest.mark.parametrize(("length", "right", "left"), [(24, 13, 12), (35, 1, 1), (18, 18, 18)])
+def test_the_mathematics_of_small_rings(length, right, left):
+    """2 N = 36 entries are enough for `length + max(right - 1, left)` of them."""
+    size = 18
+    assert length + max(right - 1, left) <= 2 * size
+    u = torch.randn(length, dtype=torch.float64)
+    right, left = (torch.randn(k, dtype=torch.float64) for k in (right, left))
+    x, kernel = torch.zeros(2, 2 * size, dtype=torch.float64)
+    x[:length], kernel[: len(right)] = u, right
+    kernel[2 * size - len(left) :] -= left.flip(0)
+    z = torch.fft.ifft(spectrum(x) * spectrum(kernel)) / twist(size)
+    y = torch.cat((z.real, -z.imag))[:length]
+    want = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
+    assert relative_error(y, want) < 1e-12
+
+
+def spectrum(x):
+    """Of a real x of 2 N entries modulo X^2N + 1, as a complex one modulo X^N + i."""
+    size = len(x) // 2
+    return torch.fft.fft(torch.complex(x[:size], -x[size:]) * twist(size))
+
+
+def twist(size):
+    return torch.exp(-2j * math.pi * torch.arange(size, dtype=torch.float64) / (4 * size))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+class TestOnAGPU:
+    @pytest.mark.parametrize("size", SIZES, ids=str)
+    def test_twice_the_error_of_plain_pytorch(self, size):
+        arguments = made(*size[:5])
+        u, _, right, left = arguments
+        assert long_convolution._Sizes(u, right, left).ring.size == size[5]
+        with ops.use_backend("torch"):
+            plain = results(plain_torch(), *arguments)
+        exact = results(plain_torch(), *(x.double() for x in arguments))
+        fast = results(long_convolution, *arguments)
+        for have, other, want in zip(fast, plain, exact, strict=True):
+            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
+        for have, again in zip(fast, results(long_convolution, *arguments), strict=True):
+            assert torch.equal(have, again), "not deterministic"
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_16_bit_inputs(self, dtype):
+        u, dy, right, left = made(2, 65536, 12, 30000, 3)
+        arguments = (u.to(dtype), dy.to(dtype), right, left)
+        fast = results(long_convolution, *arguments)
+        exact = results(plain_torch(), *(x.double() for x in arguments))
+        for have, want in zip(fast, exact, strict=True):
+            allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
+            assert relative_error(have, want) < allowed
+
+    def test_captured_in_a_graph(self):
+        arguments = made(2, 65536, 7, 32768, 32768)
+        want = results(long_convolution, *arguments)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            have = results(long_convolution, *arguments)
+        graph.replay()
+        torch.cuda.synchronize()
+        for one, other in zip(have, want, strict=True):
+            assert torch.equal(one, other)
+
+    def test_a_few_sequences_at_a_time(self, monkeypatch):
+        arguments = made(3, 50000, 4, 20000, 20000)
+        whole = results(long_convolution, *arguments)
+        monkeypatch.setattr(long_convolution, "WORKSPACE", 2 * 4 * 49152)
+        for have, want in zip(results(long_convolution, *arguments), whole, strict=True):
+            assert relative_error(have, want) < 1e-6
+
+
+def made(batch, length, channels, right, left):
+    u, dy = torch.randn(2, batch, length, channels, device=DEVICE)
+    right = torch.randn(channels, right, device=DEVICE)
+    left = torch.randn(channels, left, device=DEVICE)
+    assert long_convolution.supports(u, right, left)
+    return u, dy, right, left
+
+
+class plain_torch:  # noqa: N801
+    """`ops.convolution`'s own functions; float64 never leaves them."""
+
+    def __init__(self):
+        module = sys.modules["dlrnn.ops.convolution"]
+        self.forward, self.backward = module._convolution, module._backward
+
+
+def results(kernels, u, dy, right, left):
+    return [kernels.forward(u, right, left), *kernels.backward(dy, u, right, left)]
