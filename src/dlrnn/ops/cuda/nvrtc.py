@@ -6,6 +6,7 @@ number of processes may compile at once. Kernels run on PyTorch's current stream
 capture them, once they have been compiled.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -149,14 +150,14 @@ def _text(size_of: "ctypes._FuncPointer", read: "ctypes._FuncPointer", program: 
 @cache
 def _nvrtc() -> ctypes.CDLL:
     """By its name if the loader knows it, else from the packages that PyTorch came with."""
-    major = (torch.version.cuda or "0").split(".")[0]
-    name = f"libnvrtc.so.{major}"
-    packages = Path(torch.__file__).parents[1] / "nvidia"
-    for candidate in (name, *map(str, sorted(packages.glob(f"*/lib/{name}")))):
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError:
-            continue
+    version = torch.version.cuda
+    name = f"libnvrtc.so.{version.split('.')[0]}" if version else "libnvrtc.so.*"
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(name)
+    for path in sorted((Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}")):
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # which it looks for by name
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
     raise OSError(f"{name} was not found: is PyTorch a CUDA build?")
 
 

@@ -1,0 +1,101 @@
+"""Every CUDA kernel compiles for a Hopper GPU with the compiler that users have: no GPU needed.
+
+nvcc takes more than NVRTC does, and what only a GPU would tell is told too late.
+"""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlrnn.ops.cuda import (
+    channel_vandermonde,
+    convolution,
+    long_convolution,
+    nvrtc,
+    split_convolution,
+    vandermonde,
+)
+
+
+def convolve(length, right, left, dtype=torch.float32):
+    """Forward and backward, of rows up to 16384."""
+    kernels = split_convolution if length > 8192 else convolution
+    both = torch.zeros(2, right), torch.zeros(2, left)
+    (rows,) = convolution.to_rows(torch.zeros(1, length, 2, dtype=dtype))
+    kernels.forward_rows(rows, length, *both)
+    kernels.backward_rows(torch.zeros_like(rows), rows, length, *both)
+    convolution.from_rows(rows, length, dtype)
+
+
+def convolve_long(length, right, left, dtype=torch.float32):
+    u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
+    long_convolution.forward(u, *both)
+    long_convolution.backward(u, u, *both)
+
+
+def multiply(length):
+    W, log_lambda = torch.zeros(4, 8, 2), torch.zeros(8, 2, dtype=torch.float64)
+    vandermonde.vandermonde(W, log_lambda, length)
+    vandermonde.adjoint(torch.zeros(4, length), log_lambda)
+    vandermonde.gradients(torch.zeros(4, length), W, log_lambda)
+
+
+def multiply_channels(length):
+    W, log_lambda = torch.zeros(1, 4, 8, 2), torch.zeros(4, 8, 2, dtype=torch.float64)
+    channel_vandermonde.product(W, log_lambda, length)
+    channel_vandermonde.gradients(torch.zeros(1, 4, length), W, log_lambda)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Where kernels would be loaded they are compiled, and a launch does nothing."""
+    try:
+        nvrtc._nvrtc()
+    except OSError as error:
+        pytest.skip(f"{error}; pip install nvidia-cuda-nvrtc")
+    found = {}
+
+    def load(files, name, defines, shared_bytes, device):
+        if (files, defines) not in found:
+            source = "\n".join((nvrtc.SOURCES / file).read_text() for file in files)
+            options = ["--gpu-architecture=sm_90a", "--std=c++17"]
+            options += [f"-D{key}={value}" for key, value in defines]
+            found[files, defines] = nvrtc._compile(source, options)
+        assert name.encode() in found[files, defines]
+        return nvrtc.Kernel(ctypes.c_void_p(), shared_bytes, 0)
+
+    monkeypatch.setattr(nvrtc, "load", load)
+    monkeypatch.setattr(nvrtc.Kernel, "__call__", lambda *_: None)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments"),
+    [
+        (convolve, (300, 300, 100)),
+        (convolve, (1000, 1000, 0)),
+        (convolve, (2048, 2048, 0, torch.bfloat16)),
+        (convolve, (4096, 4096, 0)),
+        (convolve, (8192, 8192, 0)),
+        (convolve, (16384, 8192, 8192)),
+        (convolve_long, (20000, 20000, 0)),
+        (convolve_long, (65536, 32768, 32768)),
+        (convolve_long, (65536, 32768, 32768, torch.float16)),
+        (convolve_long, (2**18, 2**18, 0)),
+        (convolve_long, (2**20, 2**20, 0)),
+        (multiply, (4096,)),
+        (multiply_channels, (4096,)),
+    ],
+)
+def test_it_compiles(compiled, run, arguments):
+    run(*arguments)
+    assert compiled
+
+
+def test_what_does_not_compile_is_told(compiled):
+    with pytest.raises(RuntimeError, match="could not compile a kernel of dlrnn"):
+        nvrtc._compile("int main(", ["--gpu-architecture=sm_90a"])
