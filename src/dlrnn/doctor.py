@@ -14,6 +14,8 @@ from dlrnn import ops
 from dlrnn._version import __version__
 from dlrnn.ops import reference
 from dlrnn.ops.backends import BACKENDS
+from dlrnn.ops.dplr import DPLR, dplr_kernel
+from dlrnn.ops.dplr_recurrence import dplr_step
 
 TOLERANCE = 1e-5
 
@@ -164,6 +166,25 @@ def _zero_order_hold(device: torch.device) -> _Case:
     return lambda: ops.zero_order_hold(Lambda, dt)[1], expected
 
 
+def _sections(device: torch.device) -> _Case:
+    C, Lambda = _modes(device)
+    P, B = _signal(device, 2, STATES, 2).double()
+    system = DPLR(Lambda, P, B, C.double()[None], _signal(device, ROWS).double().abs() + 0.1)
+
+    def expected() -> Tensor:
+        """The recurrence itself, without an input after the first."""
+        here = DPLR(*(part.cpu() for part in system))
+        u, state = torch.ones(1, ROWS).double(), torch.zeros(1, ROWS, STATES, 2).double()
+        outputs = []
+        for _ in range(LENGTH):
+            y, state = dplr_step(u, here, state)
+            u = torch.zeros_like(u)
+            outputs.append(y[0])
+        return torch.stack(outputs, dim=-1)
+
+    return lambda: dplr_kernel(system, LENGTH)[0], expected
+
+
 def _step(device: torch.device) -> _Case:
     u, (W, log_lambda) = _signal(device, 1, ROWS), _modes(device)
     state = _signal(device, 1, ROWS, STATES, 2)
@@ -183,6 +204,7 @@ _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "layer_norm": _layer_norm,
     "thin_linear": _thin_linear,
     "zero_order_hold": _zero_order_hold,
+    "sections": _sections,
     "step": _step,
 }
 assert _CASES.keys() == BACKENDS.keys()

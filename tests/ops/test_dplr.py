@@ -7,12 +7,60 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_close
+from support import DEVICE, assert_close, run_python
 
-from dlrnn.ops import dplr
+from dlrnn.ops import dplr, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
-from dlrnn.ops.matrix_power import _slope, matrix_power
+from dlrnn.ops.matrix_power import _slope, matrix_power, times_power
+
+ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+
+INTERPRETED = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from triton.runtime import interpreter
+from dlrnn.ops import dplr
+from dlrnn.ops.triton import dplr_weights, sections
+
+patch = interpreter._patch_lang_tensor
+def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+interpreter._patch_lang_tensor = patched
+
+sections.FREQUENCIES, sections.STATES = 8, 4
+sections.SHORTEST, sections.CHUNKS, sections.ROOM = 3, 3, 100
+torch.manual_seed(0)
+for outputs, channels, pairs, length, largest in [
+    (1, 1, 1, 1, 64), (1, 2, 5, 2, 64), (2, 2, 9, 27, 64), (2, 2, 3, 20, 0)
+]:
+    Lambda = torch.randn(pairs, 2).double() * 5
+    Lambda[:, 0] = -Lambda[:, 0].abs() / 50 - 0.01
+    P, B = torch.randn(2, pairs, 2).double()
+    C, dt = torch.randn(outputs, channels, pairs, 2).double(), torch.rand(channels).double() + 0.01
+    system = dplr.DPLR(*(t.requires_grad_() for t in (Lambda, P, B, C, dt)))
+    dplr_weights.LARGEST = largest
+    have, want = dplr._fused_tile(system, length), dplr.dplr_kernel(system, length)
+    grad = torch.randn_like(want)
+    for one, other in zip(
+        (have, *torch.autograd.grad(have, system, grad)),
+        (want, *torch.autograd.grad(want, system, grad)),
+        strict=True,
+    ):
+        assert one.shape == other.shape
+        error = ((one - other).norm() / other.norm().clamp(min=1e-300)).item()
+        assert error < 1e-11 or (one - other).abs().max() < 1e-12, error
+dplr_weights.LARGEST = 64
+small = [t.detach().requires_grad_() for t in (Lambda[:1], P[:1], B[:1], C[:1, :1, :1], dt[:1])]
+assert torch.autograd.gradgradcheck(lambda *t: dplr._fused_tile(dplr.DPLR(*t), 2), small)
+fixed = [t.detach() for t in small]
+def of_C(C):
+    return dplr._fused_tile(dplr.DPLR(*fixed[:3], C, fixed[4]), 2).square()
+assert torch.autograd.gradgradcheck(of_C, small[3])
+print("right")
+"""
 
 
 def random(*shape):
@@ -71,7 +119,7 @@ def test_channels_a_few_at_a_time(monkeypatch):
     assert list(dplr._channels(5, 100)) == [slice(0, 5)]
     system = random_system(3, 4)
     expected = dplr_kernel(system, 50)
-    monkeypatch.setattr(dplr, "_channels", lambda channels, length: [slice(0, 2), slice(2, 3)])
+    monkeypatch.setattr(dplr, "_channels", lambda *_: [slice(0, 2), slice(2, 3)])
     assert_close(dplr_kernel(system, 50), expected, 1e-14)
 
 
@@ -127,6 +175,42 @@ def test_recurrence_is_the_dense_one():
     assert_close(dplr_response(system, state, 150), torch.stack(silent, dim=1), 1e-10)
 
 
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    assert "right" in run_python(INTERPRETED)
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize(
+    ("outputs", "channels", "pairs", "length"),
+    [(1, 3, 32, 1000), (2, 128, 32, 4097), (2, 5, 40, 333), (1, 2, 1, 1), (1, 2, 8, 2**17)],
+)
+def test_on_a_gpu(outputs, channels, pairs, length):
+    """Kernel and gradients against the plain way, twice the same bits; in a CUDA graph too."""
+    Lambda, P, B = (part.to(DEVICE) for part in legs(2 * pairs))
+    C, dt = random(outputs, channels, pairs, 2), 10 ** -(1 + 2 * torch.rand(channels).to(Lambda))
+    system = DPLR(*(part.requires_grad_() for part in (Lambda, P, B, C, dt)))
+    grad = random(outputs, channels, length)
+
+    def answers():
+        kernel = dplr_kernel(system, length)
+        return kernel, *torch.autograd.grad(kernel, system, grad)
+
+    have, again = answers(), answers()
+    with use_backend("torch"):
+        want = answers()
+    for one, other, wanted in zip(have, again, want, strict=True):
+        assert torch.equal(one, other)
+        assert_close(one, wanted, 1e-9)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = answers()
+    graph.replay()
+    for one, other in zip(have, captured, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_sections_are_their_definition(length, order):
@@ -166,6 +250,8 @@ def test_matrix_power(n):
     for _ in range(n):
         expected = expected @ step
     assert_close(matrix_power(step, n), expected, 1e-13)
+    rows = random(2, 2, 3)
+    assert_close(times_power(rows, step, n), rows @ expected, 1e-13)
     grad = torch.randn_like(step)
     have, want = (torch.autograd.grad(p, step, grad)[0] for p in (matrix_power(step, n), expected))
     assert_close(have, want, 1e-12)

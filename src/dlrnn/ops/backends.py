@@ -24,6 +24,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "layer_norm": ("fused", "torch"),
     "thin_linear": ("fused", "torch"),
     "zero_order_hold": ("fused", "torch"),
+    "sections": ("fused", "torch"),
     "step": ("torch",),
 }
 """For each op, the backends that implement it, best first."""

@@ -15,7 +15,9 @@ A pair is a section of second order with real weights,
     v / (i s - mu c) + v* / (i s - mu* c)
         = (2 Re(v) i s - 2 Re(v mu*) c) / (|mu|^2 c^2 - s^2 - 2 i s c Re(mu)) ,
 
-so that all sums are real matrix products with one table, made in tiles and again in backward.
+so that all sums are real matrix products with one table, made in tiles and again in backward;
+on a GPU one kernel makes the spectrum, and two its gradients (ops/triton/sections.py), from
+weights that have kernels too (ops/triton/dplr_weights.py).
 All is float64. As Re Lambda < 0, Abar is a contraction: nothing grows, in no power.
 """
 
@@ -28,8 +30,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import require_no_transform
-from dlrnn.ops.matrix_power import matrix_power
+from dlrnn.ops.matrix_power import matrix_power, times_power
 from dlrnn.ops.pairs import conjugate, pair_product
 
 
@@ -90,41 +93,64 @@ def readout(system: DPLR) -> Tensor:
 def dplr_kernel(system: DPLR, length: int) -> Float[Tensor, "R H {length}"]:
     """`K_k = C Abar^k Bbar` for k = 0 .. length-1."""
     require_no_transform()
-    power = matrix_power(transition(system), length)
-    c = readout(system)  # [R, H, N]
-    c = c - torch.einsum("rhn,hmn->rhm", c, power)
-    C = conjugate(c.unflatten(-1, (-1, 2))) / 2
+    if _is_fused(system):
+        tiles = _channels(system.dt.shape[0], length, 2**24)
+        return torch.cat([_fused_tile(_part(system, h), length) for h in tiles], dim=1)
+    system = _corrected(system, length)
     kernels: list[Tensor] = [
-        checkpoint(_tile, DPLR(*system[:3], C[:, h], system.dt[h]), length, **_CHECKPOINT)
+        checkpoint(_tile, _part(system, h), length, **_CHECKPOINT)
         for h in _channels(system.dt.shape[0], length)
     ]
     return torch.cat(kernels, dim=1)
 
 
+def _corrected(system: DPLR, length: int) -> DPLR:
+    """With `C (I - Abar^L)` for C."""
+    power = matrix_power(transition(system), length)
+    c = readout(system)  # [R, H, N]
+    c = c - torch.einsum("rhn,hmn->rhm", c, power)
+    return system._replace(C=conjugate(c.unflatten(-1, (-1, 2))) / 2)
+
+
+def _part(system: DPLR, h: slice) -> DPLR:
+    return system._replace(C=system.C[:, h], dt=system.dt[h])
+
+
 _CHECKPOINT: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 
 
-def _channels(channels: int, length: int) -> Iterator[slice]:
+def _channels(channels: int, length: int, numbers: int = 2**20) -> Iterator[slice]:
     """A few at a time: the spectra of all could be larger than a batch of inputs."""
-    if channels * length <= 2**20:
+    if channels * length <= numbers:
         yield slice(0, channels)
         return
-    step = max(1, 2**20 // length)
+    step = max(1, numbers // length)
     for start in range(0, channels, step):
         yield slice(start, min(start + step, channels))
 
 
 def _tile(system: DPLR, length: int) -> Tensor:
     """Sums, Woodbury's correction and the inverse transform, for a C that is corrected for L."""
+    kernel: Tensor = _to_kernel(_spectrum(*_weights(system), system.dt, length), length)
+    return kernel.transpose(0, 1)  # [R, H, L]
+
+
+def _weights(system: DPLR) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the sections, [H, 4 R + 4, M]: CB, CP, PB, PP, even and odd; a and b, [H, M]."""
     Lambda, P, B, C, dt = system
-    outputs = C.shape[0]
     mu = dt[:, None, None] / 2 * Lambda  # [H, M, 2]
     P_conj = conjugate(P).expand_as(mu)
     numerators = torch.stack(
         (*pair_product(C, B), *pair_product(C, P), pair_product(P_conj, B), pair_product(P_conj, P))
     )  # [2 R + 2, H, M, 2]
     weights = torch.cat((2 * numerators[..., 0], 2 * (numerators * mu).sum(-1)))
-    sums = _sections(weights.transpose(0, 1), mu[..., 0], mu.square().sum(-1), length, 1)
+    return weights.transpose(0, 1), mu[..., 0], mu.square().sum(-1)
+
+
+def _spectrum(weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, length: int) -> Tensor:
+    """Of the kernel, [H, R, F, 2]."""
+    outputs = weights.shape[1] // 4 - 1
+    sums = _sections(weights, a, b, length, 1)
     cos, sin = _half_angles(length, dt.device)
     even, odd = sums.chunk(2, dim=1)  # [H, 2 R + 2, F, 2]
     R = torch.stack(
@@ -137,8 +163,105 @@ def _tile(system: DPLR, length: int) -> Tensor:
     correction = pair_product(pair_product(CP, PB), conjugate(below))
     correction = scale * correction / below.square().sum(-1, keepdim=True)
     turn = torch.stack((cos, sin), dim=-1) * (dt[:, None, None, None] / 2)
-    kernel: Tensor = _to_kernel(pair_product(turn, CB - correction), length)
-    return kernel.transpose(0, 1)  # [R, H, L]
+    return pair_product(turn, CB - correction)
+
+
+# ---------------------------------------------------------------------------------- on a GPU
+
+
+def _is_fused(system: DPLR) -> bool:
+    """Not in a compiled graph, which serves all lengths: the kernels go by a length's digits."""
+    if not system.dt.is_cuda or torch.compiler.is_compiling():
+        return False
+    outputs, channels = system.C.shape[:2]
+    fits = outputs <= 2 and channels < 2**16 and system.C.numel() > 0
+    return fits and backend_for("sections", system.dt.device)[0] == "fused"
+
+
+def _fused_tile(system: DPLR, length: int) -> Tensor:
+    from dlrnn.ops.triton import dplr_weights
+
+    if 2 * system.P.shape[0] <= dplr_weights.LARGEST:
+        weights, a, b = _Weights.apply(*system, length)  # type: ignore[no-untyped-call]
+    else:
+        c = readout(system)
+        rows = times_power(c.transpose(0, 1), transition(system).mT, length)
+        c = c - rows.transpose(0, 1)
+        weights, a, b = _weights(system._replace(C=conjugate(c.unflatten(-1, (-1, 2))) / 2))
+    spectrum = _Spectrum.apply(weights, a, b, system.dt, length)  # type: ignore[no-untyped-call]
+    kernel: Tensor = _to_kernel(spectrum, length)
+    return kernel.transpose(0, 1)
+
+
+class _Weights(torch.autograd.Function):
+    """`_weights` of the corrected system, by kernels of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        from dlrnn.ops.triton import dplr_weights
+
+        *system, ctx.length = inputs
+        weights, a, b, corrected = dplr_weights.weights(_contiguous(system), ctx.length)
+        ctx.save_for_backward(*system, corrected)
+        return weights, a, b
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from dlrnn.ops.triton import dplr_weights
+
+        *system, corrected = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            found = dplr_weights.gradients(grads, _contiguous(system), corrected, ctx.length)
+            return *found, None
+        views = _views(system)
+        defined = _weights(_corrected(DPLR(*views), ctx.length))
+        return *_derivatives(defined, views, grads), None
+
+
+class _Spectrum(torch.autograd.Function):
+    """`_spectrum` by kernels of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        from dlrnn.ops.triton import sections
+
+        weights, a, b, dt, ctx.length = inputs
+        angles = torch.stack(_half_angles(ctx.length, dt.device))
+        ctx.save_for_backward(weights, a, b, dt, angles)
+        return sections.spectrum(weights, a, b, dt, angles)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from dlrnn.ops.triton import sections
+
+        weights, a, b, dt, angles = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *sections.gradients(grad, weights, a, b, dt, angles), None
+        weights, a, b, dt = views = _views([weights, a, b, dt])
+        defined = _spectrum(weights, a, b, dt, ctx.length)
+        return *_derivatives((defined,), views, (grad,)), None
+
+
+def _contiguous(system: list[Tensor]) -> DPLR:
+    return DPLR(*(part.contiguous() for part in system))
+
+
+def _views(inputs: list[Tensor]) -> list[Tensor]:
+    """Inputs may depend on each other elsewhere: that path is no part of an op's gradient."""
+    return [tensor.view_as(tensor) for tensor in inputs]
+
+
+def _derivatives(
+    defined: tuple[Tensor, ...], inputs: list[Tensor], grads: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """Gradients that have gradients."""
+    needed = [tensor for tensor in inputs if tensor.requires_grad]
+    outputs, given = zip(
+        *((value, grad) for value, grad in zip(defined, grads, strict=True) if value.requires_grad),
+        strict=True,
+    )
+    found = iter(torch.autograd.grad(outputs, needed, given, create_graph=True))
+    return [next(found) if tensor.requires_grad else None for tensor in inputs]
 
 
 # ---------------------------------------------------------------------------------- sections

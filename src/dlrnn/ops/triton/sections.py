@@ -1,0 +1,359 @@
+"""The spectrum of S4's kernel (ops/dplr.py) and its gradients, float64, without a table in memory.
+
+Forward a thread has a frequency: it adds the sections of all states, then corrects by Woodbury's
+formula. Backward does so again and leaves, for each frequency, the gradients of the sums; then a
+thread has a state, and adds over a chunk of frequencies. Chunks are added in a fixed order.
+A division for each state and frequency and 24 (backward 72) fused products are all there is to do:
+0.17 ms forward and 0.59 ms backward for 128 channels, 32 pairs, two outputs, length 16000, H200.
+"""
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FREQUENCIES = 128  # a program that adds over states
+STATES = 32  # a program, of one warp, that adds over frequencies,
+SHORTEST, CHUNKS = 128, 64  # so many at least, in so many chunks at most
+ROOM = 2**25  # numbers that backward leaves between its two kernels
+
+
+def spectrum(weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, angles: Tensor) -> Tensor:
+    """[H, 4 R + 4, M], [H, M], [H, M], [H], cosines and sines [2, F] -> [H, R, F, 2]; R 1 or 2."""
+    channels, sums, states = weights.shape
+    outputs, count = sums // 4 - 1, angles.shape[1]
+    result = weights.new_empty(channels, outputs, count, 2)
+    _spectrum[(triton.cdiv(count, FREQUENCIES), channels)](
+        *(weights.contiguous(), a.contiguous(), b.contiguous(), dt.contiguous(), angles, result),
+        *(count, states, outputs, FREQUENCIES),
+        num_warps=4,
+    )
+    return result
+
+
+def gradients(  # noqa: PLR0917
+    grad: Tensor, weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, angles: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of weights, a, b and dt, for a few channels at a time."""
+    channels, sums, _ = weights.shape
+    step = max(1, ROOM // (sums * angles.shape[1]))
+    inputs = [t.contiguous() for t in (grad, weights, a, b, dt)]
+    pieces = [
+        _gradients([t[h : h + step] for t in inputs], angles) for h in range(0, channels, step)
+    ]
+    moments, d_dt = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return moments[:, :sums], moments[:, sums], moments[:, sums + 1], d_dt
+
+
+def _gradients(inputs: list[Tensor], angles: Tensor) -> tuple[Tensor, Tensor]:
+    grad, weights, a, b, dt = inputs
+    channels, sums, states = weights.shape
+    outputs, count = sums // 4 - 1, angles.shape[1]
+    programs = triton.cdiv(count, FREQUENCIES)
+    values, d_dt = grad.new_empty(channels, sums, count), grad.new_empty(channels, programs)
+    _values[(programs, channels)](
+        *(grad, weights, a, b, dt, angles, values, d_dt, count, states, outputs, FREQUENCIES),
+        num_warps=4,
+    )
+    chunk = max(SHORTEST, triton.cdiv(count, CHUNKS))
+    chunks = triton.cdiv(count, chunk)
+    moments = grad.new_empty(channels, chunks, sums + 2, states)
+    _moments[(chunks, channels, triton.cdiv(states, STATES))](
+        *(values, weights, a, b, angles, moments, count, chunk, chunks, states, outputs, STATES),
+        num_warps=1,
+    )
+    return moments.sum(1), d_dt.sum(1)
+
+
+# ------------------------------------------------------------------ complex numbers, as two tensors
+
+
+@triton.jit
+@no_type_check
+def _times(x, y):
+    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
+
+
+@triton.jit
+@no_type_check
+def _times_conjugate(x, y):
+    return x[0] * y[0] + x[1] * y[1], x[1] * y[0] - x[0] * y[1]
+
+
+@triton.jit
+@no_type_check
+def _inner(x, y):
+    """`Re(x y*)`."""
+    return x[0] * y[0] + x[1] * y[1]
+
+
+@triton.jit
+@no_type_check
+def _inverse(x):
+    scale = 1.0 / (x[0] * x[0] + x[1] * x[1])
+    return x[0] * scale, -x[1] * scale
+
+
+# ------------------------------------------------------------------ a thread has a frequency
+
+
+@triton.jit
+@no_type_check
+def _section(a, b, cos, sin):
+    """`1 / q`, `q = b c^2 - s^2 - 2 i s c a`."""
+    return _inverse((b * (cos * cos) - sin * sin, a * (-2.0 * sin * cos)))
+
+
+@triton.jit
+@no_type_check
+def _add(total, weights, row, section, ROWS: tl.constexpr, STATES: tl.constexpr):  # noqa: PLR0917
+    """A state's part of the two sums of a row: with `2 Re v`, and with `2 Re(v mu*)`."""
+    even = tl.load(weights + row * STATES)
+    odd = tl.load(weights + (ROWS + row) * STATES)
+    return (
+        total[0] + even * section[0],
+        total[1] + even * section[1],
+        total[2] + odd * section[0],
+        total[3] + odd * section[1],
+    )
+
+
+@triton.jit
+@no_type_check
+def _joined(total, cos, sin):
+    """`i s even - c odd`."""
+    return -sin * total[1] - cos * total[2], sin * total[0] - cos * total[3]
+
+
+@triton.jit
+@no_type_check
+def _sums(weights, a, b, h, cos, sin, STATES: tl.constexpr, OUTPUTS: tl.constexpr):  # noqa: PLR0917
+    """R_CB and R_CP, of both outputs (of the first twice, if there is one), R_PB, R_PP."""
+    ROWS: tl.constexpr = 2 * OUTPUTS + 2
+    zero = tl.zeros_like(cos)
+    CB, CP = (zero, zero, zero, zero), (zero, zero, zero, zero)
+    DB, DP = (zero, zero, zero, zero), (zero, zero, zero, zero)
+    PB, PP = (zero, zero, zero, zero), (zero, zero, zero, zero)
+    for n in range(STATES):
+        section = _section(tl.load(a + h * STATES + n), tl.load(b + h * STATES + n), cos, sin)
+        own = weights + h * (2 * ROWS * STATES) + n
+        CB = _add(CB, own, 0, section, ROWS, STATES)
+        CP = _add(CP, own, OUTPUTS, section, ROWS, STATES)
+        if OUTPUTS == 2:
+            DB = _add(DB, own, 1, section, ROWS, STATES)
+            DP = _add(DP, own, OUTPUTS + 1, section, ROWS, STATES)
+        PB = _add(PB, own, ROWS - 2, section, ROWS, STATES)
+        PP = _add(PP, own, ROWS - 1, section, ROWS, STATES)
+    return (
+        _joined(CB, cos, sin),
+        _joined(CP, cos, sin),
+        _joined(DB, cos, sin),
+        _joined(DP, cos, sin),
+        _joined(PB, cos, sin),
+        _joined(PP, cos, sin),
+    )
+
+
+@triton.jit
+@no_type_check
+def _over(scale, PB, PP):
+    """`1 / (1 + scale R_PP)`, and `R_PB` times that."""
+    inverse = _inverse((scale * PP[0] + 1.0, scale * PP[1]))
+    return inverse, _times(PB, inverse)
+
+
+@triton.jit
+@no_type_check
+def _corrected(CB, CP, ratio, scale):
+    """`R_CB - scale R_CP ratio`."""
+    product = _times(CP, ratio)
+    return CB[0] - scale * product[0], CB[1] - scale * product[1]
+
+
+@triton.jit
+@no_type_check
+def _angles(angles, f, count):
+    """Beyond the last frequency those of the first: finite, and never stored."""
+    cos = tl.load(angles + f, mask=f < count, other=1.0)
+    return cos, tl.load(angles + count + f, mask=f < count, other=0.0)
+
+
+@triton.jit(do_not_specialize=["count"])
+@no_type_check
+def _spectrum(  # noqa: PLR0917
+    weights, a, b, dt, angles, result, count,
+    STATES: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.program_id(1).to(tl.int64)
+    cos, sin = _angles(angles, f, count)
+    CB, CP, DB, DP, PB, PP = _sums(weights, a, b, h, cos, sin, STATES, OUTPUTS)
+    half = tl.load(dt + h) * 0.5
+    scale = half * cos
+    turn = (scale, half * sin)
+    _, ratio = _over(scale, PB, PP)
+    at = result + 2 * (h * OUTPUTS * count + f)
+    re, im = _times(turn, _corrected(CB, CP, ratio, scale))
+    tl.store(at, re, mask=f < count)
+    tl.store(at + 1, im, mask=f < count)
+    if OUTPUTS == 2:
+        re, im = _times(turn, _corrected(DB, DP, ratio, scale))
+        tl.store(at + 2 * count, re, mask=f < count)
+        tl.store(at + 2 * count + 1, im, mask=f < count)
+
+
+@triton.jit
+@no_type_check
+def _keep(at, row, value, count, known):
+    """A row's gradient, for the kernel that adds over the frequencies."""
+    tl.store(at + 2 * row * count, value[0], mask=known)
+    tl.store(at + (2 * row + 1) * count, value[1], mask=known)
+
+
+@triton.jit
+@no_type_check
+def _back(grad, CB, CP, ratio, scale, half, cos, sin):  # noqa: PLR0917
+    """From an output's gradient: those of R_CB, R_CP, of the ratio, and of `dt / 2`."""
+    corrected = _corrected(CB, CP, ratio, scale)
+    d_half = _inner(grad, _times((cos, sin), corrected))
+    d_CB = _times_conjugate(grad, (half * cos, half * sin))
+    d_product = (-scale * d_CB[0], -scale * d_CB[1])
+    d_half -= cos * _inner(d_CB, _times(CP, ratio))
+    return d_CB, _times_conjugate(d_product, ratio), _times_conjugate(d_product, CP), d_half
+
+
+@triton.jit(do_not_specialize=["count"])
+@no_type_check
+def _values(  # noqa: PLR0917
+    grad, weights, a, b, dt, angles, values, d_dt, count,
+    STATES: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.program_id(1).to(tl.int64)
+    known = f < count
+    cos, sin = _angles(angles, f, count)
+    CB, CP, DB, DP, PB, PP = _sums(weights, a, b, h, cos, sin, STATES, OUTPUTS)
+    half = tl.load(dt + h) * 0.5
+    scale = half * cos
+    inverse, ratio = _over(scale, PB, PP)
+    source = grad + 2 * (h * OUTPUTS * count + f)
+    at = values + h * (4 * OUTPUTS + 4) * count + f
+    given = (
+        tl.load(source, mask=known, other=0.0),
+        tl.load(source + 1, mask=known, other=0.0),
+    )
+    d_CB, d_CP, d_ratio, d_half = _back(given, CB, CP, ratio, scale, half, cos, sin)
+    _keep(at, 0, d_CB, count, known)
+    _keep(at, OUTPUTS, d_CP, count, known)
+    if OUTPUTS == 2:
+        source += 2 * count
+        given = (
+            tl.load(source, mask=known, other=0.0),
+            tl.load(source + 1, mask=known, other=0.0),
+        )
+        d_DB, d_DP, d_second, more = _back(given, DB, DP, ratio, scale, half, cos, sin)
+        _keep(at, 1, d_DB, count, known)
+        _keep(at, OUTPUTS + 1, d_DP, count, known)
+        d_ratio = (d_ratio[0] + d_second[0], d_ratio[1] + d_second[1])
+        d_half += more
+    d_PB = _times_conjugate(d_ratio, inverse)
+    d_below = _times_conjugate(d_PB, ratio)  # with the other sign
+    d_half -= cos * _inner(d_below, PP)
+    _keep(at, 2 * OUTPUTS, d_PB, count, known)
+    _keep(at, 2 * OUTPUTS + 1, (-scale * d_below[0], -scale * d_below[1]), count, known)
+    tl.store(d_dt + h * tl.num_programs(0) + tl.program_id(0), tl.sum(d_half, 0) * 0.5)
+
+
+# ------------------------------------------------------------------ a thread has a state
+
+
+@triton.jit
+@no_type_check
+def _weights(weights, row, n, ROWS: tl.constexpr, STATES: tl.constexpr):
+    even = tl.load(weights + row * STATES + n, mask=n < STATES, other=0.0)
+    return even, tl.load(weights + (ROWS + row) * STATES + n, mask=n < STATES, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _moment(moment, total, weight, values, row, count, by_sin, by_cos):  # noqa: PLR0917
+    """A frequency's part of the gradients of a row's two weights, and of `1 / q`'s."""
+    re = tl.load(values + 2 * row * count)
+    im = tl.load(values + (2 * row + 1) * count)
+    moment = (
+        moment[0] + im * by_sin[0] - re * by_sin[1],
+        moment[1] - re * by_cos[0] - im * by_cos[1],
+    )
+    total = (
+        total[0] + weight[0] * re,
+        total[1] + weight[0] * im,
+        total[2] + weight[1] * re,
+        total[3] + weight[1] * im,
+    )
+    return moment, total
+
+
+@triton.jit
+@no_type_check
+def _leave(at, row, moment, n, ROWS: tl.constexpr, STATES: tl.constexpr):  # noqa: PLR0917
+    tl.store(at + row * STATES + n, moment[0], mask=n < STATES)
+    tl.store(at + (ROWS + row) * STATES + n, moment[1], mask=n < STATES)
+
+
+@triton.jit(do_not_specialize=["count", "chunk", "chunks"])
+@no_type_check
+def _moments(  # noqa: PLR0917
+    values, weights, a, b, angles, moments, count, chunk, chunks,
+    STATES: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = 2 * OUTPUTS + 2
+    h = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    own_a = tl.load(a + h * STATES + n, mask=n < STATES, other=-1.0)
+    own_b = tl.load(b + h * STATES + n, mask=n < STATES, other=1.0)
+    weights += h * (2 * ROWS * STATES)
+    w_CB, w_CP = _weights(weights, 0, n, ROWS, STATES), _weights(weights, OUTPUTS, n, ROWS, STATES)
+    w_PB = _weights(weights, ROWS - 2, n, ROWS, STATES)
+    w_PP = _weights(weights, ROWS - 1, n, ROWS, STATES)
+    w_DB, w_DP = w_CB, w_CP
+    if OUTPUTS == 2:
+        w_DB = _weights(weights, 1, n, ROWS, STATES)
+        w_DP = _weights(weights, OUTPUTS + 1, n, ROWS, STATES)
+    zero = tl.zeros_like(own_a)
+    CB, CP, DB, DP, PB, PP = (
+        (zero, zero), (zero, zero), (zero, zero), (zero, zero), (zero, zero), (zero, zero)
+    )  # fmt: skip
+    d_a, d_b = zero, zero
+    first = tl.program_id(0) * chunk
+    for f in range(first, tl.minimum(first + chunk, count)):
+        cos, sin = tl.load(angles + f), tl.load(angles + count + f)
+        section = _section(own_a, own_b, cos, sin)
+        by_sin = (sin * section[0], sin * section[1])
+        by_cos = (cos * section[0], cos * section[1])
+        at = values + h * (2 * ROWS) * count + f
+        total = (zero, zero, zero, zero)
+        CB, total = _moment(CB, total, w_CB, at, 0, count, by_sin, by_cos)
+        CP, total = _moment(CP, total, w_CP, at, OUTPUTS, count, by_sin, by_cos)
+        if OUTPUTS == 2:
+            DB, total = _moment(DB, total, w_DB, at, 1, count, by_sin, by_cos)
+            DP, total = _moment(DP, total, w_DP, at, OUTPUTS + 1, count, by_sin, by_cos)
+        PB, total = _moment(PB, total, w_PB, at, ROWS - 2, count, by_sin, by_cos)
+        PP, total = _moment(PP, total, w_PP, at, ROWS - 1, count, by_sin, by_cos)
+        # the gradient of 1 / q is `-i s even - c odd`; its slopes are `-(c^2, -2 i s c) / q^2`
+        d_section = (sin * total[1] - cos * total[2], -sin * total[0] - cos * total[3])
+        slope = _times_conjugate(_times(section, section), d_section)
+        d_a -= (2.0 * sin * cos) * slope[1]
+        d_b -= (cos * cos) * slope[0]
+    at = moments + (h * chunks + tl.program_id(0)) * ((2 * ROWS + 2) * STATES)
+    _leave(at, 0, CB, n, ROWS, STATES)
+    _leave(at, OUTPUTS, CP, n, ROWS, STATES)
+    if OUTPUTS == 2:
+        _leave(at, 1, DB, n, ROWS, STATES)
+        _leave(at, OUTPUTS + 1, DP, n, ROWS, STATES)
+    _leave(at, ROWS - 2, PB, n, ROWS, STATES)
+    _leave(at, ROWS - 1, PP, n, ROWS, STATES)
+    tl.store(at + 2 * ROWS * STATES + n, d_a, mask=n < STATES)
+    tl.store(at + (2 * ROWS + 1) * STATES + n, d_b, mask=n < STATES)
