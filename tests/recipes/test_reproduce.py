@@ -157,7 +157,7 @@ def test_the_listing_has_a_line_for_each_recipe(tmp_path):
         "paper": "1",
         "ours": None,
         "status": "not run",
-        "minutes": 2,
+        "minutes": 1,
     }
 
 
