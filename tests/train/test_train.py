@@ -462,3 +462,11 @@ def test_lines_are_cut_back(tmp_path):
     again.append({"a": 3})
     again.close()
     assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
+
+
+def test_what_is_shown_ends_with_one_line(tmp_path, capsys):
+    train(tmp_path / "run", config(), **{**QUIET, "show": True})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "12/12" in line]
+    assert len(lines) == 1
+    assert "loss" in lines[0]
+    assert "R2" in lines[0]

@@ -300,10 +300,11 @@ class _Run:
         if not self.leads:
             return
         self.records.append({"step": step, "split": split, **values})
+        metric = self.task.metric
         shown = {k: v for k, v in values.items() if k != "lr"}
-        self.progress.show(
-            step, shown if split == "train" else {self.task.metric: values[self.task.metric]}
-        )
+        if split != "train":
+            shown = {f"{split} loss" if metric == "loss" else metric: values[metric]}
+        self.progress.show(step, shown)
         if self.writer is not None:
             for name, value in values.items():
                 self.writer.add_scalar(f"{name}/{split}", value, step)

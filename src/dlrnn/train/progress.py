@@ -55,6 +55,7 @@ class Shown(Silent):
             self.bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task(name, total=steps, completed=start, values="")
         self.began, self.last_line = time.perf_counter(), 0.0
+        self.waiting = ""  # a line that has not been printed yet: the last one is, at the end
         self.values: dict[str, str] = {}
 
     def __enter__(self) -> "Shown":
@@ -65,6 +66,8 @@ class Shown(Silent):
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.stop()
+        elif self.waiting:
+            print(self.waiting, file=sys.stderr)
 
     def show(self, step: int, values: dict[str, Any]) -> None:
         """Loss, metric, steps a second, device memory; the bar adds the time left."""
@@ -78,10 +81,12 @@ class Shown(Silent):
         text = "  ".join(words)
         if self.bar is not None:
             self.bar.update(self.task, completed=step, values=text)
-        elif now - self.last_line > 5 or step == self.steps:
-            self.last_line = now
-            left = (self.steps - step) / max(rate, 1e-9)
-            print(f"{self.name}  {step}/{self.steps}  {text}  {left:.0f} s left", file=sys.stderr)
+            return
+        left = (self.steps - step) / max(rate, 1e-9)
+        self.waiting = f"{self.name}  {step}/{self.steps}  {text}  {left:.0f} s left"
+        if now - self.last_line > 5 and step < self.steps:
+            print(self.waiting, file=sys.stderr)
+            self.last_line, self.waiting = now, ""
 
     def say(self, text: str) -> None:
         """A line above the bar."""
