@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from dlrnn.train import (
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.folder import Lines, write_whole
 from dlrnn.train.plain import may_stop, plain_level
+from dlrnn.train.step import TrainingStep
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -94,6 +97,33 @@ def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
     whole = train(tmp_path / "whole", config(steps=60, eval_every=10), **QUIET)
     assert whole["steps"] == 60
     assert "stopped" not in whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_between_checkpoints_it_goes_on_where_it_was(tmp_path, monkeypatch, number):
+    """After the step, wherever that is; the end is the same, weights and records."""
+    train(tmp_path / "whole", config(), **QUIET)
+    step, made = TrainingStep.__call__, []
+
+    def signalled(self, k, batches):
+        step(self, k, batches)
+        made.append(k)
+        if k == 6:  # neither logged nor a checkpoint, and the loss before it is not, either
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(TrainingStep, "__call__", signalled)
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", config(), **QUIET)
+    assert made[-1] == 6
+    assert checkpoints(tmp_path / "run")[-1].name == "step-000000007.safetensors"
+    assert signal.getsignal(number) is before
+    train(tmp_path / "run", **QUIET)
+    assert made[-6:] == [6, 7, 8, 9, 10, 11]
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "run")]
+    assert records[0] == records[1]
 
 
 def test_accumulation_is_the_whole_batch(tmp_path):

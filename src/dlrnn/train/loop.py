@@ -33,6 +33,7 @@ from dlrnn.train.checkpoint import (
 from dlrnn.train.config import RunConfig
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
+from dlrnn.train.interrupt import asked_to_stop
 from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
 from dlrnn.train.sharded import is_sharded, sharded_strategy
@@ -194,6 +195,7 @@ class _Run:
             load_optimizer(found.tensors, self.bare, self.bare_optimizer)
         self.optimizer = cast("Optimizer", fabric.setup_optimizers(self.bare_optimizer))
         self.step = TrainingStep(self.config, self.task, self.model, self.optimizer, fabric)
+        self.step.loss_sum.fill_(self.loss_sum)
         shown = show and self.leads
         name = f"{self.task.name} {self.config.model.mixer}"
         steps = self.config.steps
@@ -215,6 +217,7 @@ class _Run:
             for lines in (self.records, self.timing):
                 stack.callback(lines.close)
         step: int = counters["step"]
+        self.logged, self.loss_sum = counters.get("logged", step), counters.get("loss_sum", 0.0)
         known = self.folder.records() if step and self.leads else []
         judged = [(e["step"], e[self.task.metric]) for e in known if e["split"] == "validation"]
         self.judged: list[Judged] = self.fabric.broadcast(judged)
@@ -224,9 +227,10 @@ class _Run:
         """Every step that is left."""
         config, began = self.config, time.perf_counter()
         self.model.train()
-        logged, done = self.start, self.start
+        logged, done = self.logged, self.start
         batches = prefetched(self.step, self.start, config.steps)
-        with self.progress:
+        alone = self.fabric.world_size == 1  # several would have to agree on the step
+        with self.progress, asked_to_stop(listens=alone) as asked:
             for done, parts in enumerate(batches, start=self.start + 1):
                 self.step(done - 1, parts)
                 ends = done == config.steps
@@ -249,6 +253,10 @@ class _Run:
                     self._checkpoint(done)
                 if ends:
                     break
+                if asked:
+                    self.step.check_finite()
+                    self._checkpoint(done, logged)
+                    raise KeyboardInterrupt
         batches.close()
         result = self._result(done, time.perf_counter() - began)
         if self.leads:
@@ -290,10 +298,13 @@ class _Run:
         if due and self.leads and not is_sharded(self.fabric):
             append_snapshot(self.folder.path, self.bare, step, self.task.input_length)
 
-    def _checkpoint(self, step: int) -> None:
+    def _checkpoint(self, step: int, logged: int | None = None) -> None:
+        """Between two records of the loss, `logged` says what its sum goes back to."""
         tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
+            if logged is not None:
+                counters |= {"logged": logged, "loss_sum": self.step.loss_sum.item()}
             save_checkpoint(self.folder.path, step, tensors, counters)
 
     def _record(self, step: int, split: str, values: dict[str, float]) -> None:
