@@ -178,3 +178,22 @@ def test_a_folder_of_many_runs(tiny, tmp_path, capsys):
     assert said.out.count("40000 of 40000 steps, added") == 6
     assert said.err.count("left out: ") == 1
     assert len(read_results(tmp_path / "results", "ours").records) == 6
+
+
+def test_what_stopped_by_itself_says_so_at_every_size(tmp_path, capsys):
+    out, small = tmp_path / "run", ["--scale", "tiny", "--eval_batches", "1", "--eval_every", "20"]
+    more = ["--until-plain", "--writer", "none", "--device", DEVICE.type, "--out", str(out)]
+    assert main(["train", SHIFT, *small, "--steps", "3000", "--lr", "1e-3", *more]) == 0
+    assert "stopped after" in capsys.readouterr().out
+    (record,) = collect(out).records
+    assert record.stopped.startswith(f"early after {record.steps} of 3000 steps: R2 within 0.01")
+    assert record.command.endswith("--until-plain")
+    assert record.scale == "tiny"
+
+
+def test_nought_after_a_few_steps_is_not_plain_yet(tiny, tmp_path):
+    """It may rise: half of the steps are asked for."""
+    run = folder_of(tiny, tmp_path / "run", [0.0] * 19, steps=19000)
+    (record,) = collect(run, unfinished=True).records
+    assert record.stopped == ""
+    assert record.is_cut

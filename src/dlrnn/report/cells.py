@@ -79,7 +79,8 @@ def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
             body.append(tag("p", tag("strong", f"{name}: "), text))
     if not cell.ours:
         command = tag("code", f"dlrnn train {cell.recipe}")
-        body.append(tag("p", "We have not run it. It would be run by ", command, "."))
+        text = "As the recipe says it, we have not run it." if cell.found else "We have not run it."
+        body.append(tag("p", text, " It would be run by ", command, "."))
     body += [_runs(column, by_metric) for column, by_metric in cell.found.items()]
     return tag(
         "dialog",

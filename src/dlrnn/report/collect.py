@@ -16,7 +16,7 @@ from dlrnn.report.records import FULL, Record
 from dlrnn.report.results import Curve, check_breakdown, read_picture, read_snapshots
 from dlrnn.train import RunConfig, RunFolder
 from dlrnn.train.folder import CONFIG, ENVIRONMENT, TIMING
-from dlrnn.train.plain import in_words, plain_level
+from dlrnn.train.plain import in_words, may_stop, plain_level
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
@@ -87,9 +87,11 @@ def collect(
         note=note,
         scale=origin.size,
     )
-    if shared.is_cut and origin.size == FULL:
-        told = _plain(next(iter(origin.recipe.paper), ""), lines, shared.steps)
-        shared = replace(shared, stopped=told and f"early after {_steps(shared)}: {told}")
+    if (result or {}).get("stopped"):
+        shared = replace(shared, command=f"{shared.command} --until-plain")
+    if shared.is_cut:
+        told = _plain(next(iter(origin.recipe.paper), ""), lines, shared, config.steps)
+        shared = replace(shared, stopped=told)
     records = [
         replace(shared, metric=metric, value=_shown(metric, metrics[metric]))
         for metric in origin.recipe.paper
@@ -148,15 +150,14 @@ def _scores(
     return split, found
 
 
-def _plain(metric: str, lines: list[dict[str, Any]], steps: int) -> str:
-    """In words, if every evaluation of the last half is plainly at 0, or at 1; else ""."""
+def _plain(metric: str, lines: list[dict[str, Any]], record: Record, asked: int) -> str:
+    """In words, if it may stop where it did: its value is plainly at 0, or at 1; else ""."""
+    asked = record.steps_asked if record.scale == FULL else asked
     judged = [(e["step"], e[metric]) for e in lines if e["split"] == "validation" and metric in e]
-    level = plain_level(judged, steps)
-    return "" if level is None else in_words(metric, level)
-
-
-def _steps(record: Record) -> str:
-    return f"{record.steps} of {record.steps_asked} steps"
+    level = plain_level(judged, record.steps)
+    if level is None or record.steps >= asked or not may_stop(judged, record.steps, asked):
+        return ""
+    return f"early after {record.steps} of {asked} steps: {in_words(metric, level)}"
 
 
 def _shown(metric: str, value: float) -> float | None:

@@ -53,7 +53,9 @@ def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:
 def _nothing_yet(tables: Sequence[Table]) -> Html | None:
     if any(cell.ours for table in tables for cell in table.cells.values()):
         return None
-    return tag("p", "No run of ours is recorded here: every number of ours says “not run”.")
+    others = any(cell.found for table in tables for cell in table.cells.values())
+    run = "No run of ours at the paper's sizes" if others else "No run of ours"
+    return tag("p", f"{run} is recorded here: every number of ours says “not run”.")
 
 
 def _own(tables: Sequence[Table]) -> Html | None:

@@ -48,6 +48,12 @@ def count_text(table: Table) -> str:
     """In a sentence."""
     found = counts(table)
     if not found.measured:
+        others = sum(bool(cell.found) for cell in table.cells.values())
+        if others:
+            return (
+                f"None of {found.cells} cells has been measured as in the recipe yet;"
+                f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
+            )
         return f"Not run: none of {found.cells} cells has been measured yet."
     parts = [
         f"{found.measured} of {found.cells} cells measured",
