@@ -54,6 +54,25 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+INTERPRETER = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from triton.runtime import interpreter
+
+patch = interpreter._patch_lang_tensor
+def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+interpreter._patch_lang_tensor = patched
+"""
+
+
+def run_interpreted(code: str) -> str:
+    """`run_python` with torch, and Triton's interpreter for its kernels."""
+    return run_python(INTERPRETER + code)
+
+
 WORDS = [f"w{k}" for k in range(30)]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_close, run_python
+from support import DEVICE, assert_close, run_interpreted
 
 from dlrnn.ops import dplr, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
@@ -17,18 +17,8 @@ from dlrnn.ops.matrix_power import _slope, matrix_power, times_power
 ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 
 INTERPRETED = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
-from triton.runtime import interpreter
 from dlrnn.ops import dplr
 from dlrnn.ops.triton import dplr_weights, sections
-
-patch = interpreter._patch_lang_tensor
-def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-interpreter._patch_lang_tensor = patched
 
 sections.FREQUENCIES, sections.STATES = 8, 4
 sections.SHORTEST, sections.CHUNKS, sections.ROOM = 3, 3, 100
@@ -177,7 +167,7 @@ def test_recurrence_is_the_dense_one():
 
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
-    assert "right" in run_python(INTERPRETED)
+    assert "right" in run_interpreted(INTERPRETED)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from support import DEVICE, assert_close, relative_error, run_python
+from support import DEVICE, assert_close, relative_error, run_interpreted
 from torch.nn import functional as F
 
 from dlrnn import ops
@@ -13,18 +13,8 @@ ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: 
 module = sys.modules["dlrnn.ops.layer_norm"]
 
 INTERPRETED = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
 from torch.nn import functional as F
-from triton.runtime import interpreter
 from dlrnn.ops.triton import layer_norm as kernels
-
-patch = interpreter._patch_lang_tensor
-def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-interpreter._patch_lang_tensor = patched
 
 def error(have, want):
     return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
@@ -72,7 +62,7 @@ def test_shapes_must_agree():
 
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
-    assert "right" in run_python(INTERPRETED)
+    assert "right" in run_interpreted(INTERPRETED)
 
 
 def test_gradients_of_the_plain_way():

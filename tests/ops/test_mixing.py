@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from support import DEVICE, assert_close, relative_error, run_python
+from support import DEVICE, assert_close, relative_error, run_interpreted
 from torch.nn import functional as F
 
 from dlrnn import ops
@@ -12,18 +12,8 @@ from dlrnn import ops
 mixing = sys.modules["dlrnn.ops.mixing"]
 
 INTERPRETED = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
 from torch.nn import functional as F
-from triton.runtime import interpreter
 from dlrnn.ops.triton import mixing as kernels
-
-patch = interpreter._patch_lang_tensor
-def patched(tensor, scope):  # loops up to an argument: NumPy no longer makes [3] an index
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-interpreter._patch_lang_tensor = patched
 
 def error(have, want):
     return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
@@ -206,7 +196,7 @@ def test_errors_of_the_convolution():
 
 def test_interpreted():
     pytest.importorskip("triton")
-    assert run_python(INTERPRETED).strip() == "right"
+    assert run_interpreted(INTERPRETED).strip() == "right"
 
 
 @pytest.mark.gpu

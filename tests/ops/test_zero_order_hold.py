@@ -3,16 +3,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from support import DEVICE, assert_close, gradients, run_python
+from support import DEVICE, assert_close, gradients, run_interpreted
 
 from dlrnn import ops
 
 RADII = [0.0, 1e-300, 1e-12, 1e-5, 2**-6 * (1 - 1e-9), 2**-6 * (1 + 1e-9), 0.3, 2.0, 50.0]
 
 INTERPRETED = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
 from dlrnn.ops import zero_order_hold
 from dlrnn.ops.triton import zero_order_hold as kernels
 import sys
@@ -34,7 +31,7 @@ print("right")
 
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
-    assert "right" in run_python(INTERPRETED)
+    assert "right" in run_interpreted(INTERPRETED)
 
 
 def integral(z, m):
