@@ -8,20 +8,24 @@ import torch
 from support import DEVICE, relative_error
 
 from dlrnn import ops
-from dlrnn.ops.cuda import convolution, long_convolution, split_convolution
+from dlrnn.ops.cuda import convolution, long_convolution
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
+    (67, 256, 3, 256, 256),
     (3, 500, 5, 500, 100),
     (1, 1000, 1, 1, 1000),
-    (2, 2048, 12, 2048, 2048),
+    (7, 2048, 12, 2048, 2048),
     (5, 4096, 9, 4096, 0),
     (2, 4097, 40, 4097, 0),
     (3, 8192, 16, 100, 8192),
+    (7, 8192, 130, 8192, 0),
     (2, 8193, 3, 8193, 8193),
+    (3, 9000, 5, 5, 7000),
     (2, 12345, 7, 12345, 1),
     (3, 16383, 150, 16383, 0),
     (5, 16384, 32, 8192, 8192),
+    (7, 16384, 40, 16384, 16384),
     (2, 16385, 5, 16385, 7),
     (2, 65536, 40, 30000, 30000),
     (1, 100000, 3, 100000, 0),
@@ -32,16 +36,72 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
 
 
-@pytest.mark.parametrize("log2_size", range(convolution.SHORTEST, convolution.LONGEST + 1))
-def test_plans_fit(log2_size):
-    plan = convolution.plan_for(log2_size)
-    assert 256 * math.prod(convolution.middle_radices(log2_size)) == plan.size
-    assert plan.channels * plan.size // 16 % plan.threads == 0
-    assert plan.blocks * (plan.bytes(1) + 1024) <= MULTIPROCESSOR_BYTES
-    assert plan.bytes(2) + 1024 <= MULTIPROCESSOR_BYTES
-    powers, twist = convolution.tables(log2_size, torch.device("cpu"))
-    assert twist.shape == (plan.size // 16, 2)
-    assert relative_error(powers[:, :2].norm(dim=1), torch.ones(len(powers))) < 1e-6
+ROWS = [(2**k, 2**k) for k in range(convolution.SHORTEST, convolution.LONGEST + 1)]
+
+
+@pytest.mark.parametrize("rows", [*ROWS, (8192, 16384), (12288, 16384)])
+def test_rows_fit(rows):
+    plan = convolution.Rows(*rows)
+    assert plan.ring * plan.rings == plan.size
+    assert plan.teams * plan.members % 32 == 0
+    for size in (plan.forward_bytes, plan.backward_bytes):
+        assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
+    assert plan.bytes(plan.rings, rings=plan.rings) + 1024 <= MULTIPROCESSOR_BYTES
+    tables, starts = convolution.ring_tables(plan, torch.device("cpu"))
+    assert len(tables) == 32 + plan.rings * (plan.rings + 34) + (1 + plan.rings) * 2 * plan.members
+    assert starts.shape == (plan.rings, plan.members, 2)
+    for pairs in (tables.view(-1, 2), starts.view(-1, 2)):
+        assert relative_error(pairs.norm(dim=1), torch.ones(len(pairs))) < 1e-6
+
+
+def test_as_few_rings_as_do():
+    kernel = torch.empty(1, 16384)
+    sizes = [(4096, 4096), (8192, 1), (16384, 16384), (16384, 8193), (16384, 1), (9000, 7385)]
+    plans = [convolution.rows_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
+    assert [plan.rings for plan in plans] == [1, 2, 4, 3, 2, 2]
+    assert convolution.rows_for(16384, kernel[:, :1], kernel[:, :8192]).rings == 3
+    assert convolution.rows_for(16384, kernel[:, :1], kernel[:, :8193]).rings == 4
+
+
+@pytest.mark.parametrize(("rings", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)])
+def test_the_mathematics_of_rings(rings, L, K):
+    """rings.cuh and convolution.cu, in float64: a row, also one of more than N entries."""
+    M = 16
+    u, right, left = (torch.randn(n, dtype=torch.float64) for n in (L, K, K))
+    x_u, x_kernel = torch.zeros(2, 2 * rings * M, dtype=torch.float64)
+    x_u[:L], x_kernel[:K] = u, right
+    x_kernel[-K:] = -left.flip(0)
+    spectra = zip(to_rings(x_u, rings), to_rings(x_kernel, rings), strict=True)
+    product = from_rings([a * b for a, b in spectra])
+    y = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
+    assert relative_error(product[:L], y) < 1e-12
+
+
+def to_rings(x, rings):
+    """The spectra of a real x modulo X^2N + 1, one for each ring of X^N = -i."""
+    parts = x.view(2 * rings, -1)
+    k, j = numbers(2 * rings), numbers(parts.shape[1])
+    angles = [(0.25 + ring) / rings for ring in range(rings)]
+    points = [(e(angle * k)[:, None] * parts).sum(0) for angle in angles]
+    return [torch.fft.fft(z * e(a * j / len(j))) for z, a in zip(points, angles, strict=True)]
+
+
+def from_rings(spectra):
+    rings, j = len(spectra), numbers(len(spectra[0]))
+    k, x = numbers(2 * rings), 0
+    for ring, spectrum in enumerate(spectra):
+        angle = (0.25 + ring) / rings
+        z = torch.fft.ifft(spectrum) / e(angle * j / len(j))
+        x = x + (z / e(angle * k)[:, None]).real / rings
+    return x.flatten()
+
+
+def numbers(count):
+    return torch.arange(count, dtype=torch.float64)
+
+
+def e(turns):
+    return torch.exp(-2j * math.pi * turns)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
@@ -55,7 +115,7 @@ def test_asked_for_without_a_gpu():
 
 def test_refused_on_a_cpu():
     u, kernel = torch.zeros(1, 500, 2), torch.zeros(2, 500)
-    for kernels in (convolution, split_convolution, long_convolution):
+    for kernels in (convolution, long_convolution):
         assert not kernels.supports(u, kernel, kernel)
 
 
@@ -120,7 +180,7 @@ def made(batch, length, channels, right, left):
     u, dy = torch.randn(2, batch, length, channels, device=DEVICE)
     right = torch.randn(channels, right, device=DEVICE)
     left = torch.randn(channels, left, device=DEVICE)
-    every = (convolution, split_convolution, long_convolution)
+    every = (convolution, long_convolution)
     (kernels,) = (kernels for kernels in every if kernels.supports(u, right, left))
     return kernels, (u, dy, right, left)
 

@@ -1,60 +1,19 @@
-"""`ops.mix`: the composition, whatever runs it; its kernels in the interpreter and on a GPU."""
+"""`ops.mix`: the composition, whatever runs it; its kernels emulated on a CPU, and on a GPU."""
 
+import platform
+import shutil
 import sys
 
 import pytest
 import torch
-from support import DEVICE, assert_close, relative_error, run_interpreted
+from mixing_emulator import emulate
+from support import DEVICE, assert_close, relative_error
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.ops.cuda import mixing as kernels
 
 mixing = sys.modules["dlrnn.ops.mixing"]
-
-INTERPRETED = """
-from torch.nn import functional as F
-from dlrnn.ops.triton import mixing as kernels
-
-def error(have, want):
-    return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
-
-torch.manual_seed(0)
-for batch, length, channels, columns, activation, in_rows in [
-    (1, 1, 16, 16, "gelu", True), (2, 129, 48, 48, "gelu", False), (3, 65, 32, 16, "gelu", True),
-    (2, 70, 16, 32, "identity", True), (1, 70, 128, 128, "gelu", True),
-    (1, 5, 16, 272, "gelu", True), (1, 5, 144, 16, "gelu", False),
-]:
-    size = 10.0 ** torch.linspace(-4, 4, length)[None, :, None]  # every position has its own scale
-    y = torch.randn(batch, length, channels) * size
-    dout = torch.randn(batch, length, columns) / size
-    y[0, 0], dout[0, -1] = 1e-30, 0
-    weight, bias = torch.randn(columns, channels) / channels, torch.randn(columns)
-    exact = [x.double().requires_grad_() for x in (y, weight, bias)]
-    z = F.gelu(exact[0]) if activation == "gelu" else exact[0]
-    want = F.linear(z, *exact[1:])
-    wanted = torch.autograd.grad(want, exact, dout.double())
-    if in_rows:  # what lies beyond the length is not read
-        rows = torch.full((batch, channels, -(-length // 4) * 4), float("nan"))
-        rows[..., :length] = y.transpose(1, 2)
-        y = rows
-    out = kernels.forward(y, length, weight, bias, activation, in_rows=in_rows)
-    dy, d_weight, d_bias = kernels.backward(dout, y, weight, activation, in_rows=in_rows)
-    if in_rows:
-        dy = dy[..., :length].transpose(1, 2)
-    for have, exactly in zip((out, dy, d_weight, d_bias), (want, *wanted)):
-        assert have.shape == exactly.shape
-        assert error(have, exactly) < 4e-7, (length, channels, error(have, exactly))
-
-y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
-y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
-out = kernels.forward(y, 70, weight, bias, "gelu", in_rows=False)
-assert out.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 66]
-out[0, 7, 1] = float("nan")
-dy, d_weight, d_bias = kernels.backward(out, torch.randn(1, 70, 16), weight, "gelu", in_rows=False)
-assert dy.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 7, 66]
-assert d_weight.isnan().all() and d_bias.isnan().all()
-print("right")
-"""
 
 
 def made(batch, length, channels, columns, right, left, dtype=torch.float64, device="cpu"):
@@ -194,9 +153,80 @@ def test_errors_of_the_convolution():
         ops.mix(u, right, left, weight, bias)
 
 
-def test_interpreted():
-    pytest.importorskip("triton")
-    assert run_interpreted(INTERPRETED).strip() == "right"
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        emulate(monkeypatch, tmp_path_factory.mktemp("emulated"))
+        yield
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulation wants _Float16")
+@pytest.mark.usefixtures("emulated")
+class TestEmulated:
+    @pytest.mark.parametrize(
+        ("batch", "length", "channels", "columns", "activation", "in_rows"),
+        [
+            (1, 1, 16, 16, "gelu", True),
+            (2, 129, 48, 48, "gelu", False),
+            (3, 65, 32, 16, "gelu", True),
+            (2, 70, 16, 32, "identity", True),
+            (4, 70, 128, 128, "gelu", True),
+            (5, 65, 80, 32, "gelu", False),
+            (1, 5, 16, 272, "gelu", True),
+            (1, 5, 144, 16, "gelu", False),
+        ],
+    )
+    def test_values(self, batch, length, channels, columns, activation, in_rows):
+        torch.manual_seed(0)
+        size = 10.0 ** torch.linspace(-4, 4, length)[None, :, None]  # a scale for each position
+        y = torch.randn(batch, length, channels) * size
+        dout = torch.randn(batch, length, columns) / size
+        if length > 1:
+            y[0, 0], dout[0, -1] = 1e-30, 0
+        weight, bias = torch.randn(columns, channels) / channels, torch.randn(columns)
+        exact = [x.double().requires_grad_() for x in (y, weight, bias)]
+        z = F.gelu(exact[0]) if activation == "gelu" else exact[0]
+        want = F.linear(z, *exact[1:])
+        wanted = torch.autograd.grad(want, exact, dout.double())
+        if in_rows:  # what lies beyond the length is not read
+            rows = torch.full((batch, channels, -(-length // 4) * 4), float("nan"))
+            rows[..., :length] = y.transpose(1, 2)
+            y = rows
+        out = kernels.forward(y, length, weight, bias, activation, in_rows=in_rows)
+        dy, d_weight, d_bias = kernels.backward(dout, y, weight, activation, in_rows=in_rows)
+        if in_rows:
+            dy = dy[..., :length].transpose(1, 2)
+        for have, exactly in zip((out, dy, d_weight, d_bias), (want, *wanted), strict=True):
+            assert have.shape == exactly.shape
+            assert relative_error(have, exactly) < 4e-7
+
+    def test_nan_stays_in_its_position(self):
+        y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
+        y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
+        out = kernels.forward(y, 70, weight, bias, "gelu", in_rows=False)
+        assert out.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 66]
+        out[0, 7, 1] = float("nan")
+        y = torch.randn(1, 70, 16)
+        dy, d_weight, d_bias = kernels.backward(out, y, weight, "gelu", in_rows=False)
+        assert dy.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 7, 66]
+        assert d_weight.isnan().all()
+        assert d_bias.isnan().all()
+
+
+@pytest.mark.parametrize("channels", range(16, 129, 16))
+@pytest.mark.parametrize("columns", range(16, 129, 16))
+def test_plans_fit(channels, columns):
+    for in_rows in (False, True):
+        part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
+        for plan, teams in (
+            (kernels.forward_plan(part), None),
+            (kernels.backward_plan(part), part.teams),
+        ):
+            assert plan.bytes <= kernels.SHARED_BYTES
+            assert plan.stages >= 2
+            assert plan.stages % (teams or plan.groups) == 0
 
 
 @pytest.mark.gpu
@@ -214,6 +244,10 @@ class TestOnAGPU:
             ((2, 20000, 128, 128, 20000, 20000), "gelu"),
             ((2, 500, 256, 256, 500, 0), "gelu"),
             ((1, 300, 136, 136, 300, 0), "gelu"),
+            ((2, 700, 144, 272, 700, 0), "gelu"),
+            ((40, 4096, 128, 128, 4096, 0), "gelu"),
+            ((3, 30001, 32, 32, 30001, 0), "gelu"),
+            ((9, 1025, 80, 112, 1025, 0), "gelu"),
         ],
         ids=str,
     )
@@ -234,6 +268,39 @@ class TestOnAGPU:
         inputs = made(2, 500, 128, 256, 500, 0, dtype=torch.float32, device=DEVICE)
         exact = [x.detach().double() for x in inputs]
         assert relative_error(ops.mix(*inputs, glu=True), composed(*exact, "gelu", glu=True)) < 2e-6
+
+    @pytest.mark.parametrize("in_rows", [False, True])
+    @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
+    def test_ends_alone(self, width, in_rows):
+        """Many tiles a block, which a stage serves again and again, and a ragged last one."""
+        batch, length = 20, 9001
+        y = torch.randn(batch, length, width, device=DEVICE)
+        dout = torch.randn(batch, length, width, device=DEVICE)
+        weight, bias = torch.randn(width + 1, width, device=DEVICE).split([width, 1])
+        inputs = y, weight / width**0.5, bias[0]
+        rows = F.pad(y.transpose(1, 2), (0, 3), value=float("nan")).contiguous()
+        have = rows if in_rows else y
+
+        def fast():
+            out = kernels.forward(have, length, *inputs[1:], "gelu", in_rows=in_rows)
+            dy, *others = kernels.backward(dout, have, inputs[1], "gelu", in_rows=in_rows)
+            return out, dy[..., :length].transpose(1, 2) if in_rows else dy, *others
+
+        def plain(dtype):
+            exact = [x.to(dtype).requires_grad_() for x in inputs]
+            out = F.linear(F.gelu(exact[0]), *exact[1:])
+            return out.detach(), *torch.autograd.grad(out, exact, dout.to(dtype))
+
+        found = fast()
+        results = zip(found, plain(torch.float32), plain(torch.float64), strict=True)
+        for mine, other, want in results:
+            assert relative_error(mine, want) <= 2 * relative_error(other, want) + 1e-7
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fast()
+        graph.replay()
+        for mine, again in zip(found, captured, strict=True):
+            assert torch.equal(mine, again), "not deterministic, or not captured"
 
     @pytest.mark.parametrize("scale", [1e-25, 1e25])
     def test_magnitudes(self, scale):

@@ -13,19 +13,18 @@ from dlrnn.ops.cuda import (
     channel_vandermonde,
     convolution,
     long_convolution,
+    mixing,
     nvrtc,
-    split_convolution,
     vandermonde,
 )
 
 
 def convolve(length, right, left, dtype=torch.float32):
     """Forward and backward, of rows up to 16384."""
-    kernels = split_convolution if length > 8192 else convolution
     both = torch.zeros(2, right), torch.zeros(2, left)
     (rows,) = convolution.to_rows(torch.zeros(1, length, 2, dtype=dtype))
-    kernels.forward_rows(rows, length, *both)
-    kernels.backward_rows(torch.zeros_like(rows), rows, length, *both)
+    convolution.forward_rows(rows, length, *both)
+    convolution.backward_rows(torch.zeros_like(rows), rows, length, *both)
     convolution.from_rows(rows, length, dtype)
 
 
@@ -33,6 +32,14 @@ def convolve_long(length, right, left, dtype=torch.float32):
     u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
     long_convolution.forward(u, *both)
     long_convolution.backward(u, u, *both)
+
+
+def mix(channels, columns, activation, in_rows):
+    """The ends, forward and backward."""
+    shape = (1, channels, 128) if in_rows else (1, 128, channels)
+    y, weight, bias = torch.zeros(shape), torch.zeros(columns, channels), torch.zeros(columns)
+    out = mixing.forward(y, 128, weight, bias, activation, in_rows=in_rows)
+    mixing.backward(out, y, weight, activation, in_rows=in_rows)
 
 
 def multiply(length):
@@ -82,6 +89,10 @@ def compiled(monkeypatch):
         (convolve, (4096, 4096, 0)),
         (convolve, (8192, 8192, 0)),
         (convolve, (16384, 8192, 8192)),
+        (convolve, (16384, 16384, 0)),
+        (mix, (128, 128, "gelu", True)),
+        (mix, (32, 32, "gelu", False)),
+        (mix, (144, 272, "identity", True)),
         (convolve_long, (20000, 20000, 0)),
         (convolve_long, (65536, 32768, 32768)),
         (convolve_long, (65536, 32768, 32768, torch.float16)),

@@ -159,9 +159,9 @@ def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
 
 def fitting_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
     """Our own kernels that take these tensors, whatever the backend."""
-    from dlrnn.ops.cuda import convolution, long_convolution, split_convolution
+    from dlrnn.ops.cuda import convolution, long_convolution
 
-    kernels = (split_convolution, convolution, long_convolution)
+    kernels = (convolution, long_convolution)
     return next((kernel for kernel in kernels if kernel.supports(u, right, left)), None)
 
 

@@ -5,7 +5,7 @@
 That composition is the meaning, and what runs wherever our own kernels do not take the tensors: on
 other devices, in other precisions, for other activations and widths. Fused, sequences of up to
 16384 positions stay in rows [B, H, L] (ops/cuda/convolution.py), the linear map reads and writes
-them in passing (ops/triton/mixing.py), and the activation's value is never stored.
+them in passing (ops/cuda/mixing.py), and the activation's value is never stored.
 
 Two ops, so that autograd lets go of the convolution's result before the convolution's backward,
 where the memory is needed: one that convolves, into rows if it can, and the ends behind it.
@@ -29,6 +29,7 @@ from dlrnn.ops.convolution import (
     convolution,
     fitting_kernels,
 )
+from dlrnn.ops.cuda import mixing as ends
 from dlrnn.ops.cuda.convolution import from_rows, row_stride, to_rows
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
@@ -131,7 +132,10 @@ def _(
 
 
 def _row_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
-    kernels = fitting_kernels(u, right, left) if _is_fused() else None
+    """Of a convolution in rows, if the ends behind it can read them."""
+    if not _is_fused() or not ends.supports(u):
+        return None
+    kernels = fitting_kernels(u, right, left)
     return kernels if hasattr(kernels, "forward_rows") else None
 
 
@@ -208,11 +212,7 @@ def _(
 
 def _end_kernels(y: Tensor, in_rows: bool) -> ModuleType | None:
     """Whoever made rows had the kernels for them."""
-    if not in_rows and not _is_fused():  # Triton may not be there
-        return None
-    from dlrnn.ops.triton import mixing
-
-    return mixing if in_rows or mixing.supports(y) else None
+    return ends if in_rows or (_is_fused() and ends.supports(y)) else None
 
 
 def _plain_backward(

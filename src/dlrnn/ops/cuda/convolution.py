@@ -1,7 +1,7 @@
-"""Long convolution, forward and backward: rows in, one kernel, rows out.
+"""Convolution of up to 16384 positions, forward and backward: rows in, one kernel, rows out.
 
-The meaning is that of `ops.convolution`'s own functions; convolution.cu has the mathematics. Sizes
-are powers of two, N >= L: from 256 to 8192 points a whole transform fits into one block.
+The meaning is that of `ops.convolution`'s own functions; convolution.cu has the mathematics. A row
+is one ring of up to 4096 points, or two, three or four of 4096 (rings.cuh).
 """
 
 from dataclasses import dataclass
@@ -12,44 +12,81 @@ from torch import Tensor
 
 from dlrnn.ops.cuda import nvrtc
 
-SHORTEST, LONGEST = 8, 13  # log2 N
+SHORTEST, LONGEST = 8, 14  # log2 N
+LARGEST_RING = 4096
 STORAGE = {torch.float32: (32, 0), torch.bfloat16: (16, 1), torch.float16: (16, 0)}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How transforms of N points are spread: channels a block, blocks a multiprocessor."""
+class Rows:
+    """How rows of up to so many entries are done, in rings that have N points together.
 
-    log2_size: int
-    channels: int
-    threads: int
-    blocks: int
+    16 points a thread, M / 16 threads a team, and 512 threads a multiprocessor: every thread has
+    128 registers, for the kernel or the sum over the batch.
+    """
 
-    @property
-    def size(self) -> int:
-        """N."""
-        return 1 << self.log2_size
-
-    def bytes(self, signals: int) -> int:
-        """Shared memory: points (a row of padding after 16), boxes, tables, a barrier."""
-        points = self.channels * self.size
-        tables = 16 * (self.size // 16 // middle_radices(self.log2_size)[0] + 16)
-        return signals * (8 * (points + points // 16) + 4 * (points + 32)) + tables + 16
+    size: int
+    entries: int
 
     @property
-    def defines(self) -> nvrtc.Defines:
-        """What the sources want to know at compile time."""
+    def ring(self) -> int:
+        """M."""
+        return min(self.size, LARGEST_RING)
+
+    @property
+    def rings(self) -> int:
+        """N / M."""
+        return self.size // self.ring
+
+    @property
+    def members(self) -> int:
+        """Threads of a team."""
+        return self.ring // 16
+
+    @property
+    def teams(self) -> int:
+        """Of a block."""
+        return max(1, 128 // self.members) if self.alone else 2
+
+    @property
+    def blocks(self) -> int:
+        """Of a multiprocessor."""
+        return 512 // (self.teams * self.members)
+
+    @property
+    def rounds(self) -> int:
+        """How often rows are read."""
+        return -(-self.rings // 2)
+
+    @property
+    def alone(self) -> bool:
+        """A team has a row; else two teams have one, with a ring each."""
+        return self.rings == 1
+
+    def bytes(self, buffers: int, boxes: int = 0, rings: int = 1, spectra: int = 0) -> int:
+        """Shared memory: points, rows that come in, kernels, tables (long ones too, if there are
+        kernels), barriers.
+        """
+        tables = 32 + rings * (self.rings + 34) + (1 + rings) * 2 * self.members * (spectra > 0)
         return (
-            ("STORAGE_BITS", 32),
-            ("LOG2N", self.log2_size),
-            ("CHANNELS", self.channels),
-            ("THREADS", self.threads),
-            ("BLOCKS", self.blocks),
+            self.ring * (9 * buffers + 8 * spectra) + 4 * self.entries * boxes + 16 * tables + 512
         )
+
+    @property
+    def forward_bytes(self) -> int:
+        """Two places for the points of each team, so that rows overlap."""
+        boxes, rings = (self.teams, 1) if self.alone else (1, self.teams)
+        return self.bytes(2 * self.teams, boxes, rings)
+
+    @property
+    def backward_bytes(self) -> int:
+        """One place, and the kernels."""
+        boxes, rings = (self.teams, 1) if self.alone else (1, self.teams)
+        return self.bytes(self.teams, boxes, rings, rings)
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, lengths up to 8192."""
+    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, lengths up to 16384."""
     return (
         u.is_cuda
         and u.dtype in STORAGE
@@ -64,8 +101,9 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
     (rows,) = to_rows(u)
-    _convolve(rows, rows, u.shape[1], right, left)
-    return from_rows(rows, u.shape[1], u.dtype)
+    rows_y = rows if rows_for(u.shape[1], right, left).rounds == 1 else torch.empty_like(rows)
+    _convolve(rows, rows_y, u.shape[1], right, left)
+    return from_rows(rows_y, u.shape[1], u.dtype)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,45 +123,64 @@ def forward_rows(rows_u: Tensor, length: int, right: Tensor, left: Tensor) -> Te
 def backward_rows(
     rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows; `rows_dy` may be overwritten (here it becomes du), `rows_u` stays."""
+    """`backward` of rows; `rows_dy` may be overwritten (it may become du), `rows_u` stays."""
     batch, channels, stride = rows_u.shape
-    plan = plan_for(_log2_size(length))
-    spectrum = _kernel_spectrum(right, left, plan.log2_size)
+    plan = rows_for(length, right, left)
+    spectrum = _kernel_spectrum(right, left, plan)
+    rows_du = rows_dy if plan.rounds == 1 else torch.empty_like(rows_dy)
     blocks, groups = _grid(plan, batch, channels, rows_u.device)
     partial = right.new_empty(groups, channels, plan.size, 2)
-    load("convolution.cu", "convolve_backward", plan, 2, rows_u.device)(
-        *(blocks, plan.threads, rows_dy, rows_u, spectrum, partial),
-        *(*tables(plan.log2_size, rows_u.device), batch, length, stride, channels, groups),
+    _load(plan, "convolve_backward", plan.teams, plan.backward_bytes, rows_u.device)(
+        *(blocks, plan.teams * plan.members, rows_dy, rows_u, rows_du, spectrum, partial),
+        *(*ring_tables(plan, rows_u.device), batch, length, stride, channels, groups),
     )
-    return rows_dy, *_kernel_gradient(partial, right, left, plan.log2_size)
+    return rows_du, *_kernel_gradient(partial, right, left, plan)
 
 
 def _convolve(rows_u: Tensor, rows_y: Tensor, length: int, right: Tensor, left: Tensor) -> None:
-    """`rows_y` may be `rows_u`."""
     batch, channels, stride = rows_u.shape
-    plan = plan_for(_log2_size(length))
-    spectrum = _kernel_spectrum(right, left, plan.log2_size)
+    plan = rows_for(length, right, left)
+    spectrum = _kernel_spectrum(right, left, plan)
     blocks, groups = _grid(plan, batch, channels, rows_u.device)
-    load("convolution.cu", "convolve", plan, 1, rows_u.device)(
-        *(blocks, plan.threads, rows_u, rows_y, spectrum, *tables(plan.log2_size, rows_u.device)),
-        *(batch, length, stride, channels, groups),
+    _load(plan, "convolve", plan.teams, plan.forward_bytes, rows_u.device)(
+        *(blocks, plan.teams * plan.members, rows_u, rows_y, spectrum),
+        *(*ring_tables(plan, rows_u.device), batch, length, stride, channels, groups),
     )
 
 
-def plan_for(log2_size: int) -> Plan:
-    """16 points a thread, 512 threads a multiprocessor in blocks of 128 or more: every thread has
-    128 registers, for the kernel or the sum over the batch.
+def rows_for(length: int, right: Tensor, left: Tensor) -> Rows:
+    """N = L rounded up to a power of two. Beyond 8192 as few rings as do: their 2 N real entries
+    hold a row and what wraps around, which is as long as a kernel.
     """
-    channels = 2 ** max(0, 11 - log2_size)
-    threads = channels * 2**log2_size // 16
-    return Plan(log2_size, channels, threads, blocks=512 // threads)
+    entries = 2 ** max(SHORTEST, (length - 1).bit_length())
+    if entries <= 2 * LARGEST_RING:
+        return Rows(entries, entries)
+    wraps = max(right.shape[1] - 1, left.shape[1])
+    rings = max(2, -(-(length + wraps) // (2 * LARGEST_RING)))
+    return Rows(rings * LARGEST_RING, entries)
 
 
-def _grid(plan: Plan, batch: int, channels: int, device: torch.device) -> tuple[int, int]:
+def _grid(plan: Rows, batch: int, channels: int, device: torch.device) -> tuple[int, int]:
     """Blocks, and the groups of sequences: all blocks are there at once, if they can."""
-    spans = -(-channels // plan.channels)
-    groups = max(1, min(batch, _multiprocessors(device) * plan.blocks // spans))
-    return spans * groups, groups
+    room = _multiprocessors(device) * plan.blocks // channels
+    groups = max(1, min(-(-batch // (plan.teams if plan.alone else 1)), room))
+    return channels * groups, groups
+
+
+def _load(
+    plan: Rows, name: str, teams: int, shared_bytes: int, device: torch.device
+) -> nvrtc.Kernel:
+    defines = (
+        ("STORAGE_BITS", 32),
+        ("LOG2M", plan.ring.bit_length() - 1),
+        ("RINGS", plan.rings),
+        ("PARTS", plan.entries // plan.ring),
+        ("TEAMS", teams),
+        ("BLOCKS", plan.blocks),
+    )
+    file = "kernel.cu" if name.startswith("kernel") else "convolution.cu"
+    files = ("device.cuh", "butterflies.cuh", "rings.cuh", file)
+    return nvrtc.load(files, name, defines, shared_bytes, device.index)
 
 
 # ---------------------------------------------------------------------------------- layout
@@ -173,51 +230,105 @@ def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.K
 # ---------------------------------------------------------------------------------- kernels
 
 
-def _kernel_spectrum(right: Tensor, left: Tensor, log2_size: int) -> Tensor:
-    plan = _kernel_plan(log2_size)
-    right, left = right.contiguous(), left.contiguous()
-    spectrum = right.new_empty(right.shape[0], plan.size, 2)
-    load("kernel.cu", "kernel_spectrum", plan, 1, right.device)(
-        *(right.shape[0], plan.threads, right, left, spectrum),
-        *(*tables(log2_size, right.device), right.shape[1], left.shape[1], right.shape[0]),
+def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
+    channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
+    spectrum = right.new_empty(channels, plan.size, 2)
+    teams = plan.teams if plan.alone else 1
+    _load(plan, "kernel_spectrum", teams, plan.bytes(teams), right.device)(
+        *(-(-channels * plan.rings // teams), teams * plan.members),
+        *(right, left, spectrum, ring_tables(plan, right.device)[0]),
+        *(right.shape[1], left.shape[1], channels),
     )
     return spectrum
 
 
 def _kernel_gradient(
-    partial: Tensor, right: Tensor, left: Tensor, log2_size: int
+    partial: Tensor, right: Tensor, left: Tensor, plan: Rows
 ) -> tuple[Tensor, Tensor]:
-    plan = _kernel_plan(log2_size)
-    d_right = right.new_empty(right.shape)
-    d_left = left.new_empty(left.shape)
-    channels = right.shape[0]
-    load("kernel.cu", "kernel_gradient", plan, 1, right.device)(
-        *(channels, plan.threads, partial, d_right, d_left, *tables(log2_size, right.device)),
+    channels, rings = right.shape[0], plan.rings
+    d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
+    teams = plan.teams if plan.alone else rings
+    _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=rings), right.device)(
+        *(-(-channels * rings // teams), teams * plan.members),
+        *(partial, d_right, d_left, *ring_tables(plan, right.device)),
         *(right.shape[1], left.shape[1], channels, partial.shape[0]),
     )
     return d_right, d_left
 
 
-def _kernel_plan(log2_size: int) -> Plan:
-    return Plan(log2_size, channels=1, threads=2**log2_size // 16, blocks=1)
-
-
-def load(file: str, name: str, plan: Plan, signals: int, device: torch.device) -> nvrtc.Kernel:
-    """A kernel that transforms, with shared memory for so many signals."""
-    files = ("device.cuh", "butterflies.cuh", "fft.cuh", file)
-    return nvrtc.load(files, name, plan.defines, plan.bytes(signals), device.index)
-
-
 # ---------------------------------------------------------------------------------- tables
-
-
-def _log2_size(length: int) -> int:
-    return max(SHORTEST, (length - 1).bit_length())
 
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def ring_tables(plan: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `Tables` of rings.cuh has, and `conj(e(x j / M))` of each ring X^M = e(x), j < M / 16;
+    made in float64.
+    """
+    members, middle = plan.members, plan.ring // 256
+    j = torch.arange(members, dtype=torch.float64)
+    short, long, starts = [_entries(-j[:16] / 16)], [_entries(-16 * j / plan.ring)], []
+    for ring in range(plan.rings):
+        x = (0.25 + ring) / plan.rings
+        sixteen = (x + j[:16]) / 16
+        last = (sixteen[:, None] + j[:middle]) / middle
+        short.append(roots(x * torch.arange(2 * plan.rings, dtype=torch.float64)).view(-1, 4))
+        short += [_entries(x + j[:1]), _entries(sixteen)]
+        long.append(_entries(last.flatten()))
+        starts.append(roots(-x * j / plan.ring))
+    return torch.cat(short + long).float().to(device), torch.stack(starts).float().to(device)
+
+
+def _entries(x: Tensor) -> Tensor:
+    """`e(x / 2), e(x / 4)` of all x, then `e(x / 8), e(x / 16)`."""
+    return torch.cat(
+        (roots(torch.stack((x / 2, x / 4), 1)), roots(torch.stack((x / 8, x / 16), 1)))
+    ).flatten(1)
+
+
+def roots(turns: Tensor) -> Tensor:
+    """`e(turns) = exp(-2 pi i turns)` as pairs."""
+    angle = -2 * torch.pi * turns
+    return torch.stack((angle.cos(), angle.sin()), dim=-1)
+
+
+# ------------------------------------------------- fft.cuh, for long_convolution
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How transforms of N points are spread: channels a block, blocks a multiprocessor."""
+
+    log2_size: int
+    channels: int
+    threads: int
+    blocks: int
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return 1 << self.log2_size
+
+    def bytes(self, signals: int) -> int:
+        """Shared memory: points (a row of padding after 16), boxes, tables, a barrier."""
+        points = self.channels * self.size
+        tables = 16 * (self.size // 16 // middle_radices(self.log2_size)[0] + 16)
+        return signals * (8 * (points + points // 16) + 4 * (points + 32)) + tables + 16
+
+    @property
+    def defines(self) -> nvrtc.Defines:
+        """What the sources want to know at compile time."""
+        return (
+            ("STORAGE_BITS", 32),
+            ("LOG2N", self.log2_size),
+            ("CHANNELS", self.channels),
+            ("THREADS", self.threads),
+            ("BLOCKS", self.blocks),
+        )
 
 
 def middle_radices(log2_size: int) -> tuple[int, int]:
@@ -238,9 +349,3 @@ def tables(log2_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         blocks = stride
     twist = roots(torch.arange(size // 16, dtype=torch.float64) / (4 * size))
     return torch.cat(powers).float().to(device), twist.float().to(device)
-
-
-def roots(turns: Tensor) -> Tensor:
-    """`exp(-2 pi i turns)` as pairs."""
-    angle = -2 * torch.pi * turns
-    return torch.stack((angle.cos(), angle.sin()), dim=-1)

@@ -58,6 +58,14 @@ __device__ inline void barrier_start(Barrier* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
                ::"r"(shared_address(barrier)) : "memory");
 }
+// One that counts arrivals instead.
+__device__ inline void barrier_start(Barrier* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"
+               ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ inline void barrier_expect(Barrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                ::"r"(shared_address(barrier)), "r"(bytes) : "memory");

@@ -79,10 +79,13 @@ __device__ inline double2 power(double2 log_lambda, double k) {
 
 // ------------------------------------------------------------------------- barriers
 
+// Templates: where device.cuh has the same, that is taken.
+template <int = 0>
 __device__ inline void barrier_start(Barrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"
                ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
+template <int = 0>
 __device__ inline void barrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
                ::"r"(shared_address(barrier)) : "memory");
