@@ -17,11 +17,13 @@ from dlrnn.train import (
     RunFolder,
     TaskConfig,
     from_json,
+    make_model,
     plain,
     train,
     with_overrides,
 )
 from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.evaluate import scores
 from dlrnn.train.folder import Lines, write_whole
 from dlrnn.train.plain import may_stop, plain_level
 from dlrnn.train.step import TrainingStep
@@ -48,6 +50,16 @@ def weights(path):
     from dlrnn.train.checkpoint import read
 
     return read(checkpoints(path)[-1])[0]
+
+
+def test_every_sequence_counts_the_same():
+    """The last batch of a set may be smaller."""
+    task = config().make_task()
+    model = make_model(config(), task).to(DEVICE)
+    large, small = (task.sample(n, split="test", step=0, device=DEVICE) for n in (7, 2))
+    one, other = scores(model, task, iter([large])), scores(model, task, iter([small]))
+    both = scores(model, task, iter([large, small]))
+    assert both == pytest.approx({name: (7 * one[name] + 2 * other[name]) / 9 for name in one})
 
 
 def test_it_learns(tmp_path):

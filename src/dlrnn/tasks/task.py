@@ -145,9 +145,8 @@ class Task(ABC):
         """Of one batch; average over batches."""
 
     def weight(self, batch: Batch) -> int:
-        """Of a batch in that average: as in the paper, each counts the same."""
-        del batch
-        return 1
+        """Of a batch in that average: its sequences, so that a smaller last one counts less."""
+        return batch.inputs.shape[0]
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """Averages of loss and metrics, and what follows from them."""
