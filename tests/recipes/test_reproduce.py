@@ -1,6 +1,7 @@
 """From a recipe to a line of the table, and what can go wrong on the way."""
 
 import json
+import math
 from dataclasses import replace
 from importlib import import_module
 
@@ -10,7 +11,7 @@ import torch
 from dlrnn import recipes
 from dlrnn.recipes import reproduce, run_path, status_of
 from dlrnn.recipes import scale as scales
-from dlrnn.recipes.outcome import Outcome
+from dlrnn.recipes.outcome import Outcome, measured
 from dlrnn.recipes.rows import make_row
 from dlrnn.train import RunFolder, load_best
 from dlrnn.train.evaluate import held_out, scores
@@ -52,7 +53,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     [row] = run(tmp_path, "shift/dlr-1", seeds=(0, 1))
     assert (row.recipe, row.paper, row.seeds, row.status) == (SHIFT, {"R2": 1.0}, 2, "done")
     results = [RunFolder(tmp_path / "tiny" / SHIFT / f"seed-{k}").result for k in (0, 1)]
-    values = [result["value"] for result in results]
+    values = [result["best"] for result in results]
     assert row.ours["R2"] == pytest.approx(sum(values) / 2)
     assert row.spread["R2"] == pytest.approx(abs(values[0] - values[1]))
     text = (tmp_path / "tiny" / "table1.md").read_text()
@@ -63,6 +64,18 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     assert len(calls) == 2
     assert run(tmp_path, "shift/dlr-1", seeds=(0, 1)) == [row]
     assert len(calls) == 2
+
+
+def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
+    run(tmp_path, "shift/dlr-1")
+    folder = RunFolder(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    with open(folder.path / "records.jsonl", "a") as file:
+        for step, R2 in ((7, 0.625), (8, 0.75), (9, 0.5), (10, math.nan)):
+            file.write(
+                json.dumps({"step": step, "split": "validation", "loss": 1.0, "R2": R2}) + "\n"
+            )
+    split, found = measured(folder, folder.config)
+    assert (split, found["R2"]) == ("validation", 0.75)
 
 
 def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):

@@ -1,6 +1,7 @@
 """What has come out of a recipe's runs so far, read from their folders."""
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -99,20 +100,28 @@ def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
 def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float]]:
     """The split that a run is judged by, and its metrics so far, as fractions; {} if none yet.
 
-    A regression: the last validation. Others: the test of the best checkpoint. `train_loss` is the
+    A regression: the best validation. Others: the test of the best checkpoint. `train_loss` is the
     last that was recorded.
     """
-    last = {
-        each["split"]: {name: v for name, v in each.items() if name not in ("step", "split")}
-        for each in folder.records()
-    }
-    split = "validation" if config.make_task().kind == "regression" else "test"
-    found: dict[str, float] = last.get(split, {})
-    if split == "test" and (folder.path / TEST).exists():
-        found = json.loads((folder.path / TEST).read_text())
+    task, records = config.make_task(), folder.records()
+    found: dict[str, float] = {}
+    if task.kind == "regression":
+        split = "validation"
+        judged = [each for each in records if each["split"] == split]
+        best = max(judged, key=lambda each: _comparable(each[task.metric]), default={})
+        found = {name: value for name, value in best.items() if name not in ("step", "split")}
+    else:
+        split = "test"
+        if (folder.path / TEST).exists():
+            found = json.loads((folder.path / TEST).read_text())
     if not found:
         return split, {}
-    return split, found | {"train_loss": last["train"]["loss"]}
+    last = [each["loss"] for each in records if each["split"] == "train"][-1]
+    return split, found | {"train_loss": last}
+
+
+def _comparable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
 
 
 def _difference(had: dict[str, Any], wanted: dict[str, Any], inside: str = "") -> str:
