@@ -39,8 +39,13 @@ def test_train_prints_the_result(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
     assert result["run"] == str(tmp_path / "a")
-    assert main(["train", "--resume", str(tmp_path / "a"), *WHERE]) == 0
-    assert "R2" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+    assert main(["train", "--resume", str(tmp_path / "a"), "--until-plain", *WHERE]) == 0
+    printed = capsys.readouterr()
+    assert "R2" in printed.out
+    said = f"{tmp_path / 'a'} is complete already, after 4 steps: nothing was done"
+    assert printed.err == f"dlrnn train: {said}\n"
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
 
 
 def test_an_own_mixer(tmp_path, monkeypatch, capsys):
@@ -59,14 +64,27 @@ def test_an_own_mixer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--model.mixer", "readers_package.MyLayer", "--model.mixer_options.taps", "3"]
     assert train(tmp_path / "own", *options) == 0
-    assert "R2" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "R2" in told.out
+    assert "readers_package.MyLayer does not inherit the options of dlr (d_state 128" in told.err
 
 
 def test_wrong_settings(tmp_path, capsys):
     command = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
     for wrong, said in (
         (["--stepps", "3"], "there is no setting --stepps: did you mean --steps?"),
-        (["--steps", "few"], "steps"),
+        (["--modle.mixer", "dss"], "no setting --modle.mixer: did you mean --model.mixer?"),
+        (["--steps", "few"], "train: --steps takes a whole number, not 'few'"),
+        (["--steps=1.5"], "train: --steps takes a whole number, not '1.5'"),
+        (["--steps", "--lr", "1"], "train: --steps takes a whole number, and nothing was given"),
+        (["--lr", "fast"], "train: --lr takes a number, not 'fast'"),
+        (["--clip", "none"], "train: --clip takes a number or null, not 'none'"),
+        (["--schedule", "linear"], "train: --schedule takes constant or cosine, not 'linear'"),
+        (["--model.layers", "two"], "train: --model.layers takes a whole number, not 'two'"),
+        (["--task", "3", "--task.name", "shift"], "train: --task takes a JSON object, not '3'"),
+        (["--task.settings", "[1]"], "train: --task.settings takes a JSON object, not '[1]'"),
+        (["--task.settings.length"], "train: --task.settings.length takes a value, and nothing"),
+        (["extra"], "unrecognized arguments: extra"),
         (["--model.mixer", "dlrr"], "did you mean 'dlr'"),
         (["--model.mixer_options.d_sate", "3"], "did you mean 'd_state'"),
         (["--model.mixer_options.bidirectional", "true"], "from left to right"),

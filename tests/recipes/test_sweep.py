@@ -40,6 +40,24 @@ def test_patterns():
         chosen(["table9/*"])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("tabel1/*", "table1/*"),
+        ("table1", "table1/*"),
+        ("table1/shfit/*", "table1/shift/*"),
+        ("Table1/*/dlr1", "table1/*/dlr-1"),
+        ("*/dlr1", "*/dlr-1"),
+        ("table1/shfit/dlr-1", "table1/shift/dlr-1"),
+    ],
+)
+def test_a_wrong_pattern_is_told_the_nearest(wrong, right):
+    with pytest.raises(ValueError, match="there is no recipe") as error:
+        chosen([wrong])
+    assert str(error.value) == f"there is no recipe {wrong!r}: did you mean {right!r}?"
+    assert chosen([right])
+
+
 def test_a_sweep(small, tmp_path):
     options = {"scale": "tiny", "out": tmp_path, "seeds": [0], "jobs": 2}
     broken = run_path(get("table1/cummax/dlr-1"), tmp_path, "tiny", 0)

@@ -272,13 +272,16 @@ def test_the_explorer(visit):
     page.locator("#explorer figure").first.wait_for()
     assert page.locator("#explorer figure").count() == 4
     first = page.locator("#explorer").inner_html()
-    assert page.locator("#step-shown").inner_text() == "40000"
-    page.locator("#step").focus()
+    assert page.locator("#step-shown").inner_text() == "40000 (snapshot 5 of 5)", "the last"
+    assert page.locator("#steps .ends span").all_inner_texts() == ["0", "40000"]
+    slider = page.get_by_label("Training step")
+    slider.focus()
     page.keyboard.press("ArrowLeft")
-    assert page.locator("#step-shown").inner_text() == "20000"
+    assert page.locator("#step-shown").inner_text() == "20000 (snapshot 4 of 5)"
+    assert slider.get_attribute("aria-valuetext") == "step 20000, snapshot 4 of 5"
     assert page.locator("#explorer").inner_html() != first
     page.keyboard.press("Home")
-    assert page.locator("#step-shown").inner_text() == "0"
+    assert page.locator("#step-shown").inner_text() == "0 (snapshot 1 of 5)"
     assert "at step 0" in page.locator("#explorer figcaption").first.inner_text()
     runs = page.locator("#run option").evaluate_all("all => all.map(one => one.value)")
     assert len(runs) == 3
@@ -293,6 +296,26 @@ def test_the_explorer(visit):
     page.locator("#explorer .plot").first.focus()
     page.keyboard.press("ArrowRight")
     assert "|λ|" in page.locator("#explorer .tip").first.inner_text()
+
+
+def test_one_snapshot_needs_no_slider(visit, tmp_path):
+    only = made_up.snapshots()[-1:]
+    runs = [
+        made_up.run("table1/shift/dlr-1", snapshots=only),
+        made_up.run("table1/shift/dss-1", snapshots=made_up.snapshots("dss")),
+    ]
+    made_up.add(runs, tmp_path / "results")
+    write_site(tmp_path / "site", [read_results(tmp_path / "results", "ours")], tmp_path / "none")
+    page = visit("explorer", at=tmp_path / "site")
+    page.locator("#explorer figure").first.wait_for()
+    keys = page.locator("#run option").evaluate_all("all => all.map(one => one.value)")
+    for key, shown in zip(
+        keys, ("40000 (the only snapshot)", "40000 (snapshot 5 of 5)"), strict=True
+    ):
+        page.locator("#run").select_option(key)
+        page.wait_for_timeout(100)
+        assert page.locator("#step-shown").inner_text() == shown
+        assert page.locator("#step").is_visible() == ("only" not in shown)
 
 
 def test_hostile_records_stay_text(visit, tmp_path):

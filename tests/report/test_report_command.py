@@ -13,14 +13,22 @@ from dlrnn.report.markdown import markdown
 from dlrnn.report.picture import table1_figure, table1_png
 from dlrnn.report.results import PNG, Results
 
+NO_LENGTHS = (
+    "ime against length is not shown: there is no docs/measured/lengths.json here; a clone of dlrnn"
+    " has ours, and `dlrnn bench lengths --json` prints yours for --lengths FILE"
+)
+
 
 def test_no_results_at_all(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report"]) == 0
     out, err = capsys.readouterr()
-    assert (
-        err == "dlrnn report: nothing is recorded in results: every number of ours says “not run”\n"
+    nothing, no_lengths = err.splitlines()
+    assert nothing == (
+        "dlrnn report: nothing is recorded in results: every number of ours says “not run”"
     )
+    assert no_lengths == f"dlrnn report: t{NO_LENGTHS}"
+    assert f"<p>T{NO_LENGTHS}.</p>" in (tmp_path / "out" / "report" / "speed.html").read_text()
     assert "out/report/index.html" in out
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert "No run of ours is recorded here: every number of ours says “not run”." in page
@@ -125,6 +133,20 @@ def test_broken_things_are_a_sentence_each(tmp_path, capsys):
     assert "8 things could not be read; the rest is shown" in page
     assert "Its curve is missing." in page
     assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
+
+
+def test_lengths_are_not_missed_where_they_are(tmp_path, capsys, monkeypatch):
+    made_up.write(tmp_path)
+    (tmp_path / "docs" / "measured").mkdir(parents=True)
+    (tmp_path / "lengths.json").rename(tmp_path / "docs" / "measured" / "lengths.json")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    assert capsys.readouterr().err == ""
+    assert "not shown" not in (tmp_path / "out" / "report" / "speed.html").read_text()
+    (tmp_path / "none.json").write_text('{"device": "x", "cases": []}')
+    assert main(["report", "--lengths", "none.json"]) == 0
+    page = (tmp_path / "out" / "report" / "speed.html").read_text()
+    assert "Time against length is not shown: none.json holds none;" in page
 
 
 def test_folders_of_one_name(tmp_path, capsys):

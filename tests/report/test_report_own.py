@@ -13,6 +13,7 @@ from dlrnn.report.book import counts, difference, number, signed
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
+from dlrnn.report.own import own_results
 from dlrnn.report.results import Results
 from dlrnn.report.site import write_site
 from dlrnn.report.tables import count_text
@@ -123,6 +124,51 @@ def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
     assert table.sources == []
     assert main(["report", "--runs", "nowhere"]) == 2
     assert "there is no run in nowhere" in capsys.readouterr().err
+
+
+def columns_of(given, *found):
+    """The folders of runs by column; a run is its folder, its task and its seed."""
+    runs = {}
+    for path, task, seed in found:
+        run = made_up.run(f"table1/{task}/dlr-1", seed)
+        runs[Path(path)] = replace(run, records=[replace(r, note=path) for r in run.records])
+    shown = own_results(runs, [Path(each) for each in given])
+    return {one.name: [record.note for record in one.records] for one in shown}
+
+
+def test_runs_that_are_alike_have_columns_by_folder():
+    alone = [("A/x", "shift", 0), ("A/y", "shift", 1), ("B", "cumsum", 0)]
+    assert columns_of(["A", "B"], *alone) == {"yours": ["A/x", "A/y", "B"]}
+    both = [("A/shift/0", "shift", 0), ("A/shift/1", "shift", 1), ("B/shift/0", "shift", 0)]
+    assert columns_of(["A", "B", "C"], *both, ("C", "shift", 2)) == {
+        "yours, A": ["A/shift/0", "A/shift/1"],
+        "yours, B": ["B/shift/0"],
+        "yours": ["C"],
+    }
+    assert columns_of(["."], *both) == {
+        "yours, A": ["A/shift/0"],
+        "yours": ["A/shift/1"],
+        "yours, B": ["B/shift/0"],
+    }
+    inside = [("A/x", "shift", 0), ("A/x/y", "shift", 0), ("B/z", "shift", 0)]
+    assert columns_of(["A", "B"], *inside) == {
+        "yours, A, x": ["A/x"],
+        "yours, A, x/y": ["A/x/y"],
+        "yours, B": ["B/z"],
+    }
+
+
+def test_two_runs_of_one_recipe_and_seed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
+    for out, rate in (("A/run", "0.001"), ("B/run", "0.1")):
+        how = ["--lr", rate, "--out", out, "--writer", "none", "--device", "cpu"]
+        assert main(["train", SHIFT, *small, *how]) == 0
+    assert main(["report", "--runs", "A", "B", "A/run", str(tmp_path / "A"), "--out", "site"]) == 0
+    page = (tmp_path / "site" / "table1.html").read_text()
+    for column in ("yours, A: tiny", "yours, B: tiny"):
+        assert f'<button type="button">{column}' in page
+        assert f'data-n="{column}, seed 0"' in page, "a curve each"
 
 
 def test_several_results(tmp_path):

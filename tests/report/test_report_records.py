@@ -136,7 +136,9 @@ def test_adding_twice_changes_nothing(done, tmp_path, capsys):
     assert main(["results", "add", str(done), *into]) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*")}
     assert main(["results", "add", str(done.parent), *into]) == 0
-    assert "already there" in capsys.readouterr().out
+    *_, last, where = capsys.readouterr().out.splitlines()
+    assert last.endswith("already there")
+    assert where == f"the records are in {tmp_path / 'results' / 'records.jsonl'}"
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "results").rglob("*")}
     assert len(lines(tmp_path / "results")) == 1
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from dlrnn.train import (
 )
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
-from dlrnn.train.folder import Lines, write_whole
+from dlrnn.train.folder import Lines, checkout, write_whole
 from dlrnn.train.plain import may_stop, plain_level
 from dlrnn.train.step import TrainingStep
 
@@ -512,3 +513,31 @@ def test_what_is_shown_ends_with_one_line(tmp_path, capsys):
     assert len(lines) == 1
     assert "loss" in lines[0]
     assert "R2" in lines[0]
+
+
+def test_a_run_knows_the_commit_of_its_source_and_of_no_other(tmp_path):
+    def git(*arguments):
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *arguments,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    own, other = tmp_path / "own.py", tmp_path / "site-packages" / "other.py"
+    other.parent.mkdir()
+    own.write_text("1")
+    other.write_text("1")
+    assert checkout(own) == {"git": None, "changed": False}
+    git("init")
+    git("add", "own.py")
+    git("commit", "-m", "one")
+    assert checkout(own) == {"git": git("rev-parse", "HEAD"), "changed": False}
+    assert checkout(other) == {"git": None, "changed": False}
+    own.write_text("2")
+    assert checkout(own)["changed"]

@@ -37,7 +37,10 @@ def add(commands: Any) -> None:
     report.add_argument("--out", type=Path, metavar="DIR", help="default: out/report")
     text = "the first is ours, each other has a column of its own; default: results, if it is there"
     report.add_argument("--results", nargs="+", type=Path, metavar="DIR", help=text)
-    text = "your own runs, or folders of runs: a column beside ours and the paper's"
+    text = (
+        "your own runs, or folders of runs: a column beside ours and the paper's, or one a folder"
+        " where two are of one recipe and seed"
+    )
     report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
     text = "the tables as Markdown, and pictures/table1.png beside it; without --out, no site"
     report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
@@ -47,6 +50,7 @@ def add(commands: Any) -> None:
 
 def _add(given: argparse.Namespace) -> int:
     from dlrnn.report import add
+    from dlrnn.report.results import RECORDS
 
     names = ("recipe", "variant", "note", "commit", "unfinished")
     runs, problems = _collected(given.runs, **{name: getattr(given, name) for name in names})
@@ -54,11 +58,12 @@ def _add(given: argparse.Namespace) -> int:
         raise ValueError(problems[0])
     for problem in problems:
         print(f"dlrnn results: left out: {problem}", file=sys.stderr)
-    said = add(runs, given.into, replace=given.replace)
+    said = add(runs.values(), given.into, replace=given.replace)
     if given.json:
         return print_json(said)
     for sentence in said:
         print(sentence)
+    print(f"the records are in {given.into / RECORDS}")
     return 0
 
 
@@ -66,6 +71,7 @@ def _report(given: argparse.Namespace) -> int:
     from dlrnn.report.markdown import markdown
     from dlrnn.report.picture import table1_png
     from dlrnn.report.site import write_site
+    from dlrnn.report.speed import not_shown
     from dlrnn.train.folder import write_whole
 
     if given.lengths is not None and not given.lengths.is_file():
@@ -81,6 +87,8 @@ def _report(given: argparse.Namespace) -> int:
     if given.out is not None or given.markdown is None:
         out = given.out or Path("out/report")
         said = write_site(out, results, given.lengths or LENGTHS)
+        if given.lengths is None and not LENGTHS.is_file():
+            notes.append(not_shown(LENGTHS))
         written.append(str(out / "index.html"))
     for sentence in (*notes, *said):
         print(f"dlrnn report: {sentence}", file=sys.stderr)
@@ -93,8 +101,8 @@ def _report(given: argparse.Namespace) -> int:
 
 def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]:
     """Ours, others, the user's runs; and what is to be said of them that is no problem."""
+    from dlrnn.report.own import own_results
     from dlrnn.report.results import check_results, read_results
-    from dlrnn.report.store import in_memory
 
     for folder in given.results or []:
         check_results(folder)
@@ -104,7 +112,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
         runs, problems = _collected(given.runs, unfinished=True)
         if not runs:
             raise ValueError(problems[0])
-        results.append(in_memory(runs, "yours"))
+        results += own_results(runs, given.runs)
         results[-1].problems += problems
     if any(one.records for one in results):
         empty = not results[0].records and not given.results
@@ -133,14 +141,14 @@ def _names(folders: list[Path]) -> list[str]:
     return names
 
 
-def _collected(paths: list[Path], **options: Any) -> tuple[list["Collected"], list[str]]:
-    """What can be read of the runs; the rest is a sentence each."""
+def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected"], list[str]]:
+    """What can be read of the runs, by folder; the rest is a sentence each."""
     from dlrnn.report import collect, find_runs
 
-    found, problems = [], []
+    found, problems = {}, []
     for path in find_runs(paths):
         try:
-            found.append(collect(path, **options))
+            found[path] = collect(path, **options)
         except (ValueError, KeyError, OSError) as error:
             problems.append(str(error).partition("\n")[0])
     return found, problems

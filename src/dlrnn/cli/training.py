@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrnn.cli.settings import overridden
 from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from dlrnn.train import train
+    from dlrnn.train import RunFolder, train
 
     names = ("devices", "nodes", "sharded", "writer", "until_plain")
     options = {name: getattr(given, name) for name in names}
@@ -96,6 +97,7 @@ def _train(given: argparse.Namespace) -> int:
         raise ValueError("--resume goes on with a run as it is: it takes nothing else")
     else:
         path, config = given.resume, None
+    complete = config is None and RunFolder.open(path).result is not None
     try:
         result = train(path, config, **options)
     except KeyboardInterrupt:
@@ -104,6 +106,9 @@ def _train(given: argparse.Namespace) -> int:
         raise
     if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) > 0:
         return 0  # one process speaks for all
+    if complete:
+        said = f"complete already, after {result['steps']} steps: nothing was done"
+        print(f"dlrnn train: {path} is {said}", file=sys.stderr)
     if given.json:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
@@ -116,20 +121,34 @@ def _train(given: argparse.Namespace) -> int:
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     """The folder and the configuration that were asked for."""
     from dlrnn import recipes
-    from dlrnn.train import with_overrides
 
     if given.recipe is None:
         raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
     if given.recipe not in recipes.RECIPES and any(w in recipes.RECIPES for w in given.overrides):
         raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ...")
     recipe = recipes.get(given.recipe)
-    config = with_overrides(recipes.scaled(recipe, given.scale), given.overrides)
+    config = overridden(recipes.scaled(recipe, given.scale), given.overrides)
     own = recipes.run_config(recipe, given.scale, config.seed)
     path = recipes.run_path(recipe, "runs", given.scale, config.seed)
     if config != own:  # the recipe's own folder is for the recipe as it is
         digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
         path = path.with_name(f"{path.name}-{digest}")
+    _tell_what_is_not_inherited(own, config)
     return given.out or path, config
+
+
+def _tell_what_is_not_inherited(own: "RunConfig", config: "RunConfig") -> None:
+    """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`."""
+    before, mixer = own.model, config.model.mixer
+    options = getattr(before, "mixer_options", {})
+    if mixer == before.mixer or not options:
+        return
+    named = ", ".join(f"{name} {value}" for name, value in options.items())
+    print(
+        f"note: {mixer} does not inherit the options of {before.mixer} ({named});"
+        " --model.mixer_options.NAME VALUE sets its own",
+        file=sys.stderr,
+    )
 
 
 def _eval(given: argparse.Namespace) -> int:

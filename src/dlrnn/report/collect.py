@@ -112,13 +112,14 @@ def collect(
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Folders of runs, at or below the paths."""
-    found = []
+    found: dict[Path, Path] = {}  # each once, however it is spelt
     for path in map(Path, paths):
         here = sorted(each.parent for each in path.rglob(CONFIG)) if path.is_dir() else []
         if not here:
             raise ValueError(f"there is no run in {path}: no {CONFIG} at or below it")
-        found += here
-    return list(dict.fromkeys(found))
+        for run in here:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def thinned(items: Sequence[Item], most: int) -> list[Item]:

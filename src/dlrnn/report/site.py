@@ -35,7 +35,7 @@ def write_site(
     tables = make_tables(results)
     drawn = {f"{table.name}.html": table_page(table, results) for table in tables}
     drawn["index.html"] = pages.overview(tables, measured)
-    drawn["speed.html"] = speed(tables, results[0], measured)
+    drawn["speed.html"] = speed(tables, results[0], measured, lengths)
     drawn["listops.html"] = pages.listops(results, tables)
     drawn["pathfinder.html"] = pages.pathfinder(results, tables)
     content = {f"pictures/{name}": data for name, data in pages.pictures(results, tables).items()}

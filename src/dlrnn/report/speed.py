@@ -52,11 +52,21 @@ def _lengths(values: Any) -> Lengths:
     return Lengths(str(values["device"]), times)
 
 
-def speed(tables: Sequence[Table], ours: Results, lengths: Lengths | None) -> Html:
-    """Time against length, and relative time per step."""
-    by_length = [
-        tag("p", "Not measured: there is no recorded ", tag("code", "dlrnn bench lengths"), ".")
-    ]
+def not_shown(path: str | Path) -> str:
+    """What is said where no time against length can be drawn: where such a file comes from."""
+    why = f"{path} holds none" if Path(path).is_file() else f"there is no {path} here"
+    return (
+        f"time against length is not shown: {why}; a clone of dlrnn has ours, and"
+        " `dlrnn bench lengths --json` prints yours for --lengths FILE"
+    )
+
+
+def speed(
+    tables: Sequence[Table], ours: Results, lengths: Lengths | None, path: str | Path
+) -> Html:
+    """Time against length (read from the path), and relative time per step."""
+    said = not_shown(path)
+    by_length = [tag("p", f"{said[0].upper()}{said[1:]}.")]
     if (plot := length_plot(lengths)) is not None and lengths is not None:
         by_length = [plot, _length_table(lengths)]
     return join(

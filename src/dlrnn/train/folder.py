@@ -172,8 +172,7 @@ def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "dlrnn": __version__,
-        "git": _git("rev-parse", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **checkout(Path(__file__)),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if cuda else platform.machine(),
@@ -181,11 +180,21 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str | None:
-    """What git says of the source that runs, None outside a checkout."""
-    here = Path(__file__).parent
+def checkout(source: Path) -> dict[str, Any]:
+    """The commit of a source file, and whether its checkout differs from it.
+
+    None outside of one, and for a copy that only lies in one: in a virtual environment, say.
+    """
+    if _git(source, "ls-files", "--error-unmatch", source.name) is None:
+        return {"git": None, "changed": False}
+    changed = _git(source, "status", "--porcelain", "--untracked-files=no")
+    return {"git": _git(source, "rev-parse", "HEAD"), "changed": bool(changed)}
+
+
+def _git(source: Path, *arguments: str) -> str | None:
+    """What git says where the file lies; None if it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "-C", str(here), *arguments]
+        command = ["git", "-C", str(source.parent), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
     return None

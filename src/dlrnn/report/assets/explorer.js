@@ -166,14 +166,16 @@ function panels(packed, step) {
 
 function explore() {
   const [run, layer, step] = ["run", "layer", "step"].map((name) => document.getElementById(name));
-  const [facts, shown, room] = ["layer-facts", "step-shown", "explorer"].map((name) => document.getElementById(name));
+  const [facts, shown, steps, room] = ["layer-facts", "step-shown", "steps", "explorer"].map((name) => document.getElementById(name));
   const known = new Map();
 
   function draw() {
-    const snapshot = known.get(run.value)[step.value];
+    const snapshots = known.get(run.value);
+    const snapshot = snapshots[step.value];
     const chosen = snapshot.layers[layer.value];
-    shown.textContent = String(snapshot.step);
-    step.setAttribute("aria-valuetext", `step ${snapshot.step}`);
+    const which = snapshots.length > 1 ? `snapshot ${Number(step.value) + 1} of ${snapshots.length}` : "the only snapshot";
+    shown.textContent = `${snapshot.step} (${which})`;
+    step.setAttribute("aria-valuetext", `step ${snapshot.step}, ${which}`);
     facts.textContent = `${chosen.kind}, ${chosen.channels} channels, ${chosen.states} states, kernel of ${chosen.kernel_length} positions.`;
     room.replaceChildren(...panels(chosen, snapshot.step));
   }
@@ -190,6 +192,10 @@ function explore() {
     layer.replaceChildren(...snapshots[0].layers.map((each, k) => element("option", { value: k }, `${each.name} (${each.kind})`, null)));
     step.max = snapshots.length - 1;
     step.value = snapshots.length - 1;
+    steps.hidden = snapshots.length < 2; // nothing to slide over
+    const [from, to] = steps.querySelectorAll(".ends span");
+    from.textContent = snapshots[0].step;
+    to.textContent = snapshots[snapshots.length - 1].step;
     draw();
   }
 
