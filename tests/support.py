@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -99,3 +100,14 @@ def tiny_books(folder, *, length: int = 32, words: int = 700):
         (folder / "books" / split / "book.txt").write_text(text)
     spec = books_set(folder / "tokenizer.json", length)
     return write_set(spec, folder / "books", folder / "set")
+
+
+@contextmanager
+def tf32():
+    """PyTorch is told that tf32 will do."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, random_modes, relative_error
+from support import DEVICE, random_modes, relative_error, tf32
 
 from dlrnn import ops
 from dlrnn.ops.cuda import channel_vandermonde, vandermonde
@@ -107,6 +107,19 @@ class TestOnAGPU:
             assert torch.equal(first, again), "not deterministic"
         moments = kernels.adjoint(dK, log_lambda)
         assert relative_error(ops.conjugate(moments), truth[1]) <= max(1e-6, ROUNDING)
+
+    @pytest.mark.parametrize("size", [(128, 1024, 4096), (3, 5, 130, 5000)], ids=str)
+    def test_tf32_if_pytorch_was_told(self, size):
+        _, _, op, W, log_lambda, dK = (shared if len(size) == 3 else own)(*size)
+        with ops.use_backend("torch"):
+            truth = with_gradients(op, W.double(), log_lambda, dK.double())
+        before = with_gradients(op, W, log_lambda, dK)
+        with tf32():
+            errors = list(map(relative_error, with_gradients(op, W, log_lambda, dK), truth))
+        assert max(errors) < 1e-3
+        assert min(errors[len(size) - 3 :]) > 1e-5, "the channels' product has no tensor cores"
+        for first, again in zip(before, with_gradients(op, W, log_lambda, dK), strict=True):
+            assert torch.equal(first, again)
 
     @pytest.mark.parametrize("case", [shared, own])
     def test_rows_of_every_scale_and_nan(self, case):

@@ -220,13 +220,14 @@ class TestEmulated:
 def test_plans_fit(channels, columns):
     for in_rows in (False, True):
         part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
-        for plan, teams in (
-            (kernels.forward_plan(part), None),
-            (kernels.backward_plan(part), part.teams),
-        ):
+        forward, backward = kernels.forward_plans(part), kernels.backward_plans(part)
+        for plan in forward + backward:
+            teams = part.teams if plan.gradients else plan.groups * 64 // plan.positions
             assert plan.bytes <= kernels.SHARED_BYTES
             assert plan.stages >= 2
-            assert plan.stages % (teams or plan.groups) == 0
+            assert plan.stages % teams == plan.gradients % teams == 0
+        for plans in (forward, backward):
+            assert 1 <= len(plans) == len(set(plans)) <= 4
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import tf32
 
 from dlrnn.ops.cuda import (
     channel_vandermonde,
@@ -105,6 +106,14 @@ def compiled(monkeypatch):
 def test_it_compiles(compiled, run, arguments):
     run(*arguments)
     assert compiled
+
+
+def test_it_compiles_for_tf32(compiled):
+    vandermonde.kernel.cache_clear()
+    with tf32():
+        multiply(4096)
+        multiply_channels(4096)
+    assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
 
 
 def test_what_does_not_compile_is_told(compiled):

@@ -66,4 +66,5 @@ def _moments(
 
 
 def _kernel(name: str, shared_bytes: int, device: torch.device) -> nvrtc.Kernel:
-    return vandermonde.kernel("channel_vandermonde.cu", name, shared_bytes, device)
+    file, products = "channel_vandermonde.cu", vandermonde.products()
+    return vandermonde.kernel(file, name, shared_bytes, device, products)

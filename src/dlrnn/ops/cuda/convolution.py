@@ -54,35 +54,39 @@ class Rows:
         return 512 // (self.teams * self.members)
 
     @property
-    def rounds(self) -> int:
-        """How often rows are read."""
-        return -(-self.rings // 2)
+    def many(self) -> bool:
+        """More rings than teams: many_rings.cu."""
+        return self.rings > 2
 
     @property
     def alone(self) -> bool:
         """A team has a row; else two teams have one, with a ring each."""
         return self.rings == 1
 
-    def bytes(self, buffers: int, boxes: int = 0, rings: int = 1, spectra: int = 0) -> int:
-        """Shared memory: points, rows that come in, kernels, tables (long ones too, if there are
-        kernels), barriers.
-        """
-        tables = 32 + rings * (self.rings + 34) + (1 + rings) * 2 * self.members * (spectra > 0)
+    def bytes(
+        self, buffers: int, boxes: int = 0, rings: int = 1, spectra: int = 0, long_tables: int = 0
+    ) -> int:
+        """Shared memory: points, rows that come in, kernels, tables, barriers."""
+        tables = 32 + rings * (self.rings + 36) + long_tables * 2 * self.members
         return (
             self.ring * (9 * buffers + 8 * spectra) + 4 * self.entries * boxes + 16 * tables + 512
         )
 
     @property
     def forward_bytes(self) -> int:
-        """Two places for the points of each team, so that rows overlap."""
+        """Two places for the points of each team, so that rows overlap; or two rows."""
+        if self.many:
+            return self.bytes(self.teams, 2, self.rings)
         boxes, rings = (self.teams, 1) if self.alone else (1, self.teams)
         return self.bytes(2 * self.teams, boxes, rings)
 
     @property
     def backward_bytes(self) -> int:
-        """One place, and the kernels."""
+        """One place, and the kernels; or two rows."""
+        if self.many:
+            return self.bytes(self.teams, 2, self.rings, long_tables=2)
         boxes, rings = (self.teams, 1) if self.alone else (1, self.teams)
-        return self.bytes(self.teams, boxes, rings, rings)
+        return self.bytes(self.teams, boxes, rings, rings, 1 + rings)
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
@@ -100,52 +104,72 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    (rows,) = to_rows(u)
-    rows_y = rows if rows_for(u.shape[1], right, left).rounds == 1 else torch.empty_like(rows)
-    _convolve(rows, rows_y, u.shape[1], right, left)
-    return from_rows(rows_y, u.shape[1], u.dtype)
+    u, right, left = u.contiguous(), right.contiguous(), left.contiguous()
+    plan, rows = rows_for(u.shape[1], right, left), empty_rows(u)
+    spectrum = _kernel_spectrum(right, left, plan)
+    to_rows(u, beside=[rows])
+    _convolve(rows, rows, u.shape[1], spectrum, plan)
+    return from_rows(rows, u.shape[1], u.dtype)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    rows_dy, rows_u = to_rows(dy.to(u.dtype), u)
-    rows_du, d_right, d_left = backward_rows(rows_dy, rows_u, u.shape[1], right, left)
-    return from_rows(rows_du, u.shape[1], u.dtype), d_right, d_left
+    u, dy = u.contiguous(), dy.to(u.dtype).contiguous()
+    right, left = right.contiguous(), left.contiguous()
+    plan = rows_for(u.shape[1], right, left)
+    rows_dy, rows_u, du = empty_rows(dy), empty_rows(u), torch.empty_like(u)
+    spectrum = _kernel_spectrum(right, left, plan)
+    to_rows(dy, u, beside=[rows_dy, rows_u])
+    partial = _correlate(rows_dy, rows_u, u.shape[1], spectrum, plan)
+    d_right, d_left = _kernel_gradient(partial, right, left, plan)
+    return from_rows(rows_dy, u.shape[1], u.dtype, beside=du), d_right, d_left
 
 
 def forward_rows(rows_u: Tensor, length: int, right: Tensor, left: Tensor) -> Tensor:
     """`forward` of rows, fp32 [B, H, L or a little more]; `rows_u` stays as it is."""
     rows_y = torch.empty_like(rows_u)
-    _convolve(rows_u, rows_y, length, right, left)
+    plan = rows_for(length, right, left)
+    _convolve(rows_u, rows_y, length, _kernel_spectrum(right, left, plan), plan)
     return rows_y
 
 
 def backward_rows(
     rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows; `rows_dy` may be overwritten (it may become du), `rows_u` stays."""
-    batch, channels, stride = rows_u.shape
+    """`backward` of rows; `rows_dy` becomes du, `rows_u` stays."""
     plan = rows_for(length, right, left)
-    spectrum = _kernel_spectrum(right, left, plan)
-    rows_du = rows_dy if plan.rounds == 1 else torch.empty_like(rows_dy)
+    partial = _correlate(rows_dy, rows_u, length, _kernel_spectrum(right, left, plan), plan)
+    return rows_dy, *_kernel_gradient(partial, right, left, plan)
+
+
+def _correlate(
+    rows_dy: Tensor, rows_u: Tensor, length: int, spectrum: Tensor, plan: Rows
+) -> Tensor:
+    """Makes du of dy; what groups of sequences add to the kernels' gradient, as spectra."""
+    batch, channels, stride = rows_u.shape
     blocks, groups = _grid(plan, batch, channels, rows_u.device)
-    partial = right.new_empty(groups, channels, plan.size, 2)
+    partial = spectrum.new_empty(groups, channels, plan.size, 2)
     _load(plan, "convolve_backward", plan.teams, plan.backward_bytes, rows_u.device)(
-        *(blocks, plan.teams * plan.members, rows_dy, rows_u, rows_du, spectrum, partial),
-        *(*ring_tables(plan, rows_u.device), batch, length, stride, channels, groups),
+        *(blocks, plan.teams * plan.members, rows_dy, rows_u, rows_dy, spectrum, partial),
+        *(*ring_tables(plan, rows_u.device), *_kept(plan, 2 * blocks, partial)),
+        *(batch, length, stride, channels, groups),
     )
-    return rows_du, *_kernel_gradient(partial, right, left, plan)
+    return partial
 
 
-def _convolve(rows_u: Tensor, rows_y: Tensor, length: int, right: Tensor, left: Tensor) -> None:
+def _convolve(rows_u: Tensor, rows_y: Tensor, length: int, spectrum: Tensor, plan: Rows) -> None:
     batch, channels, stride = rows_u.shape
-    plan = rows_for(length, right, left)
-    spectrum = _kernel_spectrum(right, left, plan)
     blocks, groups = _grid(plan, batch, channels, rows_u.device)
     _load(plan, "convolve", plan.teams, plan.forward_bytes, rows_u.device)(
         *(blocks, plan.teams * plan.members, rows_u, rows_y, spectrum),
-        *(*ring_tables(plan, rows_u.device), batch, length, stride, channels, groups),
+        *(*ring_tables(plan, rows_u.device), *_kept(plan, blocks, spectrum)),
+        *(batch, length, stride, channels, groups),
     )
+
+
+def _kept(plan: Rows, count: int, like: Tensor) -> list[Tensor]:
+    """Where blocks of many rings keep the points of their teams."""
+    return [like.new_empty(count, plan.teams, plan.ring, 2)] if plan.many else []
 
 
 def rows_for(length: int, right: Tensor, left: Tensor) -> Rows:
@@ -171,6 +195,7 @@ def _load(
     plan: Rows, name: str, teams: int, shared_bytes: int, device: torch.device
 ) -> nvrtc.Kernel:
     defines = (
+        nvrtc.STARTS_EARLY,
         ("STORAGE_BITS", 32),
         ("LOG2M", plan.ring.bit_length() - 1),
         ("RINGS", plan.rings),
@@ -178,7 +203,8 @@ def _load(
         ("TEAMS", teams),
         ("BLOCKS", plan.blocks),
     )
-    file = "kernel.cu" if name.startswith("kernel") else "convolution.cu"
+    file = "many_rings.cu" if plan.many else "convolution.cu"
+    file = "kernel.cu" if name.startswith("kernel") else file
     files = ("device.cuh", "butterflies.cuh", "rings.cuh", file)
     return nvrtc.load(files, name, defines, shared_bytes, device.index)
 
@@ -186,29 +212,46 @@ def _load(
 # ---------------------------------------------------------------------------------- layout
 
 
-def to_rows(*tensors: Tensor) -> list[Tensor]:
-    """[B, L, H] -> fp32 [B, H, L or a little more], of one tensor or two in one launch."""
+# What runs beside the launch before it does not wait for that one: it must read nothing that one
+# writes, and write only where memory had been allocated, and inputs copied, before that launch.
+
+
+def to_rows(*tensors: Tensor, beside: list[Tensor] | None = None) -> list[Tensor]:
+    """[B, L, H] -> fp32 [B, H, L or a little more], of one tensor or two in one launch; into
+    `beside`, if it may run beside the launch before.
+    """
     batch, length, channels = tensors[0].shape
-    tensors = tuple(x.contiguous() for x in tensors)
-    shape, device = (batch, channels, row_stride(length)), tensors[0].device
-    rows = [torch.empty(shape, dtype=torch.float32, device=device) for _ in tensors]
+    tensors, device = tuple(x.contiguous() for x in tensors), tensors[0].device
+    rows = beside or [empty_rows(x) for x in tensors]
     blocks = batch * -(-length // 128) * -(-channels // 32)
     _load_layout("to_rows", tensors[0].dtype, device)(
         *(blocks * len(tensors), 256, tensors[0], tensors[-1], rows[0], rows[-1]),
-        *(length, channels, shape[2], _aligned(*tensors), blocks),
+        *(length, channels, rows[0].shape[2], _aligned(*tensors), blocks, int(beside is not None)),
     )
     return rows
 
 
-def from_rows(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """The first `length` entries of rows [B, H, .] -> [B, L, H] in `dtype`."""
+def from_rows(
+    rows: Tensor, length: int, dtype: torch.dtype, beside: Tensor | None = None
+) -> Tensor:
+    """The first `length` entries of rows [B, H, .] -> [B, L, H] in `dtype`; into `beside`, if it
+    may run beside the launch before.
+    """
     batch, channels, stride = rows.shape
-    y = torch.empty((batch, length, channels), dtype=dtype, device=rows.device)
+    y = beside
+    if y is None:
+        y = torch.empty((batch, length, channels), dtype=dtype, device=rows.device)
     blocks = batch * -(-length // 128) * -(-channels // 32)
     _load_layout("from_rows", dtype, rows.device)(
-        *(blocks, 256, rows, y, length, channels, stride, _aligned(y))
+        *(blocks, 256, rows, y, length, channels, stride, _aligned(y), int(beside is not None))
     )
     return y
+
+
+def empty_rows(x: Tensor) -> Tensor:
+    """Room for the rows of x."""
+    shape = x.shape[0], x.shape[2], row_stride(x.shape[1])
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def row_stride(length: int) -> int:
@@ -223,7 +266,8 @@ def _aligned(*tensors: Tensor) -> int:
 
 def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.Kernel:
     bits, is_bf16 = STORAGE[dtype]
-    defines = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16), ("THREADS", 256)
+    storage = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16)
+    defines = (nvrtc.STARTS_EARLY, *storage, ("THREADS", 256))
     return nvrtc.load(("device.cuh", "layout.cu"), name, defines, 0, device.index)
 
 
@@ -234,7 +278,7 @@ def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
     channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
     spectrum = right.new_empty(channels, plan.size, 2)
     teams = plan.teams if plan.alone else 1
-    _load(plan, "kernel_spectrum", teams, plan.bytes(teams), right.device)(
+    _load(plan, "kernel_spectrum", teams, plan.bytes(teams, rings=plan.rings), right.device)(
         *(-(-channels * plan.rings // teams), teams * plan.members),
         *(right, left, spectrum, ring_tables(plan, right.device)[0]),
         *(right.shape[1], left.shape[1], channels),
@@ -247,7 +291,7 @@ def _kernel_gradient(
 ) -> tuple[Tensor, Tensor]:
     channels, rings = right.shape[0], plan.rings
     d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    teams = plan.teams if plan.alone else rings
+    teams = plan.teams if plan.alone else 1
     _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=rings), right.device)(
         *(-(-channels * rings // teams), teams * plan.members),
         *(partial, d_right, d_left, *ring_tables(plan, right.device)),
@@ -272,6 +316,7 @@ def ring_tables(plan: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     members, middle = plan.members, plan.ring // 256
     j = torch.arange(members, dtype=torch.float64)
     short, long, starts = [_entries(-j[:16] / 16)], [_entries(-16 * j / plan.ring)], []
+    more = []
     for ring in range(plan.rings):
         x = (0.25 + ring) / plan.rings
         sixteen = (x + j[:16]) / 16
@@ -279,8 +324,9 @@ def ring_tables(plan: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
         short.append(roots(x * torch.arange(2 * plan.rings, dtype=torch.float64)).view(-1, 4))
         short += [_entries(x + j[:1]), _entries(sixteen)]
         long.append(_entries(last.flatten()))
+        more.append(_entries(j[ring : ring + 1] / plan.rings / (16 * middle)))
         starts.append(roots(-x * j / plan.ring))
-    return torch.cat(short + long).float().to(device), torch.stack(starts).float().to(device)
+    return torch.cat(short + long + more).float().to(device), torch.stack(starts).float().to(device)
 
 
 def _entries(x: Tensor) -> Tensor:

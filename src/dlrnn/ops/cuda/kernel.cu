@@ -6,21 +6,37 @@ extern __shared__ __align__(16) float4 shared[];
 
 // What a thread works on: one ring of one channel. Shared memory has the teams' points, and the tables.
 constexpr int N = RINGS * M;
-constexpr int AHEAD = RINGS == 1 ? 4 : 1;  // groups whose spectra come at a time
-constexpr bool TOGETHER = RINGS > 1 && TEAMS == RINGS;  // a block has a channel
+constexpr int AHEAD = RINGS == 1 ? 4 : 2;  // groups whose spectra come at a time
+static_assert(RINGS == 1 || TEAMS == 1, "blocks of a channel's rings are a cluster");
+#define CLUSTER __cluster_dims__(RINGS, 1, 1)
+
+// All threads of a cluster, and what is in the shared memory of its block `rank`, where this one has p.
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+}
+__device__ inline unsigned address_in(int rank, const void* p) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
+  return there;
+}
+__device__ inline float2 read_in_cluster(unsigned address) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
 
 struct Task {
   float2* work;
   Tables tables;
   int t, h, ring;
 
-  __device__ Task(const float4* all_tables) : t(member()) {
+  __device__ Task() : t(member()) {
     int index = blockIdx.x * TEAMS + team();
     h = index / RINGS, ring = index % RINGS;
     work = reinterpret_cast<float2*>(shared) + team() * WORK;
-    float4* copied = shared + TEAMS * WORK / 2;
-    if (TOGETHER) tables = copy_tables(copied, all_tables, 0, RINGS, ring);
-    else tables = copy_tables(copied, all_tables, ring, 1, 0);
+  }
+  __device__ void copy(const float4* all_tables) {
+    tables = copy_tables(shared + TEAMS * WORK / 2, all_tables, 0, RINGS, ring);
     __syncthreads();
   }
 };
@@ -29,21 +45,35 @@ struct Task {
 extern "C" __global__ void __launch_bounds__(THREADS)
     kernel_spectrum(const float* right, const float* left, float4* spectrum, const float4* all_tables,
                     int K_right, int K_left, int H) {
-  Task task(all_tables);
-  if (task.h >= H) return;
+  Task task;
+  bool there = task.h < H;
   int t = task.t;
   right += (long long)task.h * K_right, left += (long long)task.h * K_left;
-  float2 v[16] = {};
-#pragma unroll
-  for (int k = 0; k < 2 * RINGS; ++k) {
-    float2 w = task.tables.part(k);
-    if (k < RINGS ? k * M >= K_right : (2 * RINGS - 1 - k) * M >= K_left) continue;
+  auto is_zero = [&](int k) {
+    return !there || (k < RINGS ? k * M >= K_right : (2 * RINGS - 1 - k) * M >= K_left);
+  };
+  auto read = [&](float (&x)[16], int k) {
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
       int j = t + r * MEMBERS + k * M, back = 2 * N - 1 - j;
-      float x = k < RINGS ? (j < K_right ? right[j] : 0.f) : (back < K_left ? -left[back] : 0.f);
-      v[r] = {fmaf(x, w.x, v[r].x), fmaf(x, w.y, v[r].y)};
+      x[r] = k < RINGS ? (j < K_right ? right[j] : 0.f) : (back < K_left ? left[back] : 0.f);
     }
+  };
+  float x[2][16];  // of a part, and of the next one, which is on its way
+  previous_done();
+  if (!is_zero(0)) read(x[0], 0);
+  task.copy(all_tables);
+  if (!there) return;
+  float2 v[16] = {};
+#pragma unroll
+  for (int k = 0; k < 2 * RINGS; ++k) {
+    if (k + 1 < 2 * RINGS && !is_zero(k + 1)) read(x[(k + 1) % 2], k + 1);
+    if (is_zero(k)) continue;
+    float2 w = task.tables.part(k);
+    if (k >= RINGS) w = {-w.x, -w.y};
+#pragma unroll
+    for (int r = 0; r < 16; ++r)
+      v[r] = {fmaf(x[k % 2][r], w.x, v[r].x), fmaf(x[k % 2][r], w.y, v[r].y)};
   }
   evaluate<16, false>(v, task.tables.first());
   put_first(task.work, v, t);
@@ -58,48 +88,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// A ring's shares in two parts of team `target`, where that one's points were.
-template <int RING>
-__device__ __forceinline__ void add_shares(float2* at, const float2 (&v)[16], int target, bool first) {
+// v += the spectra of COUNT groups, all on their way before one is used; the last one again, where none
+// is left.
+template <int COUNT>
+__device__ inline void add_spectra(float2 (&v)[16], const float4* from, int group, int groups, int H) {
+  float4 two[COUNT][8];
 #pragma unroll
-  for (int other = 0; other < RINGS; ++other)
-    if (other == target)
+  for (int a = 0; a < COUNT; ++a)
 #pragma unroll
-      for (int r = 0; r < 16; ++r) {
-        float2& two = at[r * place(MEMBERS)];
-        float2 mine = {share<RING>(v, 2 * other, r), share<RING>(v, 2 * other + 1, r)};
-        two = first ? mine : add(two, mine);
-        if (r % 4 == 3) asm volatile("" ::: "memory");  // not all 16 at once: registers
+    for (int k = 0; k < 8; ++k)
+      two[a][k] = from[(long long)min(group + a, groups - 1) * H * RINGS * (M / 2) + k * MEMBERS];
+#pragma unroll
+  for (int a = 0; a < COUNT; ++a)
+    if (group + a < groups)
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        v[2 * k] = add(v[2 * k], {two[a][k].x, two[a][k].y});
+        v[2 * k + 1] = add(v[2 * k + 1], {two[a][k].z, two[a][k].w});
       }
 }
 
-// d_right, d_left from the sum of the groups' spectra. Teams of a channel add their shares to two parts
-// of one team after the other, where that one's points were.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// d_right, d_left from the sum of the groups' spectra. Of several rings each block puts down its points,
+// and picks up those of all for two parts.
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     kernel_gradient(const float4* partial, float* d_right, float* d_left, const float4* all_tables,
                     const float2* starts, int K_right, int K_left, int H, int groups) {
-  Task task(all_tables);
+  Task task;
+  task.copy(all_tables);
+  previous_done();
   if (task.h >= H) return;
   int t = task.t, ring = task.ring;
   d_right += (long long)task.h * K_right, d_left += (long long)task.h * K_left;
   float2 v[16] = {};
   const float4* from = partial + ((long long)task.h * RINGS + ring) * (M / 2) + t;
-  for (int group = 0; group < groups; group += AHEAD) {
-    float4 two[AHEAD][8];  // all on their way before one is used; the last one again, where none is left
-#pragma unroll
-    for (int a = 0; a < AHEAD; ++a)
-#pragma unroll
-      for (int k = 0; k < 8; ++k)
-        two[a][k] = from[(long long)min(group + a, groups - 1) * H * RINGS * (M / 2) + k * MEMBERS];
-#pragma unroll
-    for (int a = 0; a < AHEAD; ++a)
-      if (group + a < groups)
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          v[2 * k] = add(v[2 * k], {two[a][k].x, two[a][k].y});
-          v[2 * k + 1] = add(v[2 * k + 1], {two[a][k].z, two[a][k].w});
-        }
-  }
+  if (groups == 1) add_spectra<1>(v, from, 0, groups, H);
+  else
+    for (int group = 0; group < groups; group += AHEAD) add_spectra<AHEAD>(v, from, group, groups, H);
   from_spectrum(task.work, v, task.tables, t);
   team_wait();
   first_back(task.work, v, task.tables.thread(t), starts[ring * MEMBERS + t], t);
@@ -112,21 +136,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if constexpr (RINGS == 1) {
 #pragma unroll
     for (int r = 0; r < 16; ++r) write(0, r, share<0>(v, 0, r)), write(1, r, share<0>(v, 1, r));
-  } else if constexpr (TOGETHER) {
+  } else {
+    turn_back(v, task.tables.first());
+    float2* at = task.work + place(t);  // where only this thread has read
+#pragma unroll
+    for (int r = 0; r < 16; ++r) at[r * place(MEMBERS)] = v[reversed<16>(r)];
+    cluster_wait();
+    float2 two[16] = {};
 #pragma unroll 1
-    for (int turn = 0; turn < RINGS; ++turn) {
-      int target = (ring + turn) % RINGS;
-      float2* at = task.work + (target - ring) * WORK + place(t);
-      if (ring == 0) add_shares<0>(at, v, target, turn == 0);
-      else if (ring == 1) add_shares<1 % RINGS>(at, v, target, turn == 0);
-      else if (ring == 2) add_shares<2 % RINGS>(at, v, target, turn == 0);
-      else add_shares<3 % RINGS>(at, v, target, turn == 0);
-      __syncthreads();
+    for (int other = 0; other < RINGS; ++other) {
+      unsigned from = address_in(other, at);
+      float4 w = task.tables.ring[(other - ring) * SHORT + ring];  // of parts 2 ring, 2 ring + 1
+#pragma unroll
+      for (int r = 0; r < 16; ++r) {
+        float2 z = read_in_cluster(from + r * place(MEMBERS) * (int)sizeof(float2));
+        two[r] = {fmaf(z.x, w.x, fmaf(z.y, w.y, two[r].x)), fmaf(z.x, w.z, fmaf(z.y, w.w, two[r].y))};
+      }
     }
 #pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      float2 two = task.work[place(t) + r * place(MEMBERS)];
-      write(2 * ring, r, two.x), write(2 * ring + 1, r, two.y);
-    }
+    for (int r = 0; r < 16; ++r) write(2 * ring, r, two[r].x), write(2 * ring + 1, r, two[r].y);
+    cluster_wait();  // before the points go
   }
 }

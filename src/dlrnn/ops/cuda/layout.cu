@@ -27,16 +27,28 @@ struct Tile {
   __device__ bool has(int j, int c) const { return position + j < L && channel + c < H; }
 };
 
+// Waits until the kernel before this one is done: at the start, and then the next one may start and wait in
+// turn; or at the end, if this one runs `beside` it, of which it needs nothing but that it has started.
+__device__ inline void previous_done() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void start(int beside) {
+  if (!beside) previous_done();
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+__device__ inline void end(int beside) {
+  if (beside) previous_done();
+}
+
 // The first `half` blocks read x, the others x2.
 extern "C" __global__ void __launch_bounds__(THREADS)
     to_rows(const Stored* x, const Stored* x2, float* rows, float* rows2, int L, int H, int stride,
-            int aligned, int half) {
+            int aligned, int half, int beside) {
   __shared__ float tile[CHANNELS][POSITIONS + 1];
   bool second = (int)blockIdx.x >= half;
   const Stored* from = second ? x2 : x;
   float* to = second ? rows2 : rows;
   Tile at(second ? blockIdx.x - half : blockIdx.x, L, H, stride, aligned);
   Stored4 four[STEPS];
+  start(beside);
   if (at.whole) {
 #pragma unroll
     for (int s = 0; s < STEPS; ++s)
@@ -59,13 +71,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = lane; j < POSITIONS; j += LANES)
       if (at.whole || at.has(j, c)) to[at.row_at(j, c)] = tile[c][j];
+  end(beside);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    from_rows(const float* rows, Stored* y, int L, int H, int stride, int aligned) {
+    from_rows(const float* rows, Stored* y, int L, int H, int stride, int aligned, int beside) {
   __shared__ float tile[CHANNELS][POSITIONS + 1];
   Tile at(blockIdx.x, L, H, stride, aligned);
   int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+  start(beside);
 #pragma unroll
   for (int c = warp; c < CHANNELS; c += WARPS)
 #pragma unroll
@@ -86,4 +100,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (at.has(at.j(s), at.c() + e)) to[e] = four.e[e];
     }
   }
+  end(beside);
 }

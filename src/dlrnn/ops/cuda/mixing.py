@@ -8,12 +8,13 @@ at most: wider matrices are done in parts, which add to each other. y is read on
 never stored, and nothing is added atomically. An infinity makes its position NaN.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dlrnn.ops import tuning
 from dlrnn.ops.cuda import nvrtc
 
 WIDTH = 128  # channels and columns of a part
@@ -40,17 +41,23 @@ def forward(
     (columns, channels), bias = weight.shape, bias.contiguous()
     y, weight = _aligned(y), _aligned(weight)
     out = y.new_empty(y.shape[0], length, columns)
+
+    def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
+        to = torch.empty_like(out) if is_trial else out
+        tiles = y.shape[0] * -(-length // plan.positions)
+        _kernel("forward", "mixing_forward.cu", part, plan, y.device)(
+            *(min(tiles, _processors(y.device)), 128 * (plan.groups + 1)),
+            *(_of(y, h, in_rows), weight[o.start :, h.start :], bias[o.start :]),
+            *(to[..., o.start :], length, tiles, y.shape[2]),
+        )
+
     for o in _parts(columns):
         for h in _parts(channels):
             widths = len(h), len(o), channels, columns
             part = Part(*widths, in_rows, activation == "gelu", adds=h.start > 0)
-            plan = forward_plan(part)
-            tiles = y.shape[0] * -(-length // plan.positions)
-            _kernel("forward", "mixing_forward.cu", part, plan, y.device)(
-                *(min(tiles, _processors(y.device)), 128 * (plan.groups + 1)),
-                *(_of(y, h, in_rows), weight[o.start :, h.start :], bias[o.start :]),
-                *(out[..., o.start :], length, tiles, y.shape[2]),
-            )
+            sizes, plans = part.sizes(y.shape[0] * length), forward_plans(part)
+            trial = partial(launch, part, o, h, True)
+            launch(part, o, h, False, tuning.choose("mixing.forward", sizes, plans, trial, y))
     return out
 
 
@@ -61,23 +68,29 @@ def backward(
     (columns, channels), length, device = weight.shape, dout.shape[1], y.device
     dout, y, weight = _aligned(dout), _aligned(y), _aligned(weight)
     dy, d_weight, d_bias = torch.empty_like(y), torch.empty_like(weight), weight.new_empty(columns)
+
+    def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
+        to = torch.empty_like(dy) if is_trial else dy
+        tiles = y.shape[0] * -(-length // plan.positions)
+        blocks, entries = min(tiles, _processors(device)), len(o) * (len(h) + 1)
+        sums = y.new_empty(blocks * part.teams, entries)
+        _kernel("backward", "mixing_backward.cu", part, plan, device)(
+            *(blocks, 384, dout[..., o.start :], _of(y, h, in_rows)),
+            *(weight[o.start :, h.start :], _of(to, h, in_rows), sums),
+            *(length, tiles, y.shape[2]),
+        )
+        _kernel("add_up", "mixing_backward.cu", part, plan, device)(
+            *(-(-entries // 128), 256, sums, d_weight[o.start :, h.start :]),
+            *(d_bias[o.start :], sums.shape[0]),
+        )
+
     for o in _parts(columns):
         for h in _parts(channels):
             widths = len(h), len(o), channels, columns
             part = Part(*widths, in_rows, activation == "gelu", adds=o.start > 0)
-            plan = backward_plan(part)
-            tiles = y.shape[0] * -(-length // plan.positions)
-            blocks, entries = min(tiles, _processors(device)), len(o) * (len(h) + 1)
-            partial = y.new_empty(blocks * part.teams, entries)
-            _kernel("backward", "mixing_backward.cu", part, plan, device)(
-                *(blocks, 384, dout[..., o.start :], _of(y, h, in_rows)),
-                *(weight[o.start :, h.start :], _of(dy, h, in_rows), partial),
-                *(length, tiles, y.shape[2]),
-            )
-            _kernel("add_up", "mixing_backward.cu", part, plan, device)(
-                *(-(-entries // 128), 256, partial, d_weight[o.start :, h.start :]),
-                *(d_bias[o.start :], partial.shape[0]),
-            )
+            sizes, plans = part.sizes(y.shape[0] * length), backward_plans(part)
+            trial = partial(launch, part, o, h, True)
+            launch(part, o, h, False, tuning.choose("mixing.backward", sizes, plans, trial, y))
     return dy, d_weight, d_bias
 
 
@@ -97,6 +110,10 @@ class Part(NamedTuple):
         """Tiles that a block works at, at a time, in backward."""
         return 1 if self.channels > WIDTH // 2 else 2
 
+    def sizes(self, positions: int) -> tuple[int, int, int, int]:
+        """What plans are chosen by."""
+        return self.channels, self.columns, self.in_rows, tuning.size_class(positions)
+
     def stage(self, positions: int) -> int:
         """Bytes of a tile of y."""
         return 4 * self.channels * (positions + 8 * self.in_rows)
@@ -112,30 +129,46 @@ class Plan(NamedTuple):
     bytes: int
 
 
-def forward_plan(part: Part) -> Plan:
-    """Of narrow ones more groups, which need fewer registers."""
-    groups = 2 if max(part.channels, part.columns) > WIDTH // 2 else 4
+@cache
+def forward_plans(part: Part) -> tuple[Plan, ...]:
+    """The default first. Narrow ones have a choice: they have registers for more groups."""
+    is_wide = max(part.channels, part.columns) > WIDTH // 2
     used = 4 * part.channels * part.columns + 4 * part.columns + 128
-    return _filled(Plan(64, groups, 0, 0, used), part, teams=groups)
+    pairs = [(64, 2)] if is_wide else [(64, 4), (64, 2), (128, 4)]
+    plans = [Plan(positions, groups, 0, 0, used) for positions, groups in pairs]
+    return _filled(plans, part, [plan.groups * 64 // plan.positions for plan in plans])
 
 
-def backward_plan(part: Part) -> Plan:
-    """Of narrow ones longer tiles; each team has a stage of dout that it uses and one ahead."""
-    positions = 64 if max(part.channels, part.columns) > WIDTH // 4 else 128
-    gradients = 2 * part.teams
-    used = 256 * part.columns * (2 // part.teams) + 16 * part.columns + 128
-    used += gradients * (4 * positions * (part.columns + 1) + 16)
-    return _filled(Plan(positions, 2, 0, gradients, used), part, teams=part.teams)
+@cache
+def backward_plans(part: Part) -> tuple[Plan, ...]:
+    """The default first: a team has a stage of dout that it uses and one ahead.
+
+    Two teams may have two ahead; up to 32 channels there are registers for longer tiles.
+    """
+    pairs = [(64, 2)] if part.teams == 1 else [(64, 2), (64, 3)]
+    if part.channels <= WIDTH // 4:
+        pairs.insert(0 if part.columns <= WIDTH // 4 else 2, (128, 2))
+    plans = []
+    for positions, each in pairs:
+        used = 256 * part.columns * (2 // part.teams) + 16 * part.columns + 128
+        used += each * part.teams * (4 * positions * (part.columns + 1) + 16)
+        plans.append(Plan(positions, 2, 0, each * part.teams, used))
+    return _filled(plans, part, [part.teams] * len(plans))
 
 
-def _filled(plan: Plan, part: Part, teams: int) -> Plan:
+def _filled(plans: list[Plan], part: Part, teams: list[int]) -> tuple[Plan, ...]:
     """With as many stages of y as fit beside what is used; 16 bytes of barriers each.
 
-    A stage always serves the same team, which so cannot be a round ahead of its barrier.
+    A stage always serves the same team, which so cannot be a round ahead of its barrier. Plans
+    that have no place for a stage in use and one ahead are left out.
     """
-    stage = part.stage(plan.positions) + 16
-    stages = min((SHARED_BYTES - plan.bytes) // stage, MOST_STAGES) // teams * teams
-    return plan._replace(stages=stages, bytes=plan.bytes + stages * stage)
+    filled = []
+    for plan, count in zip(plans, teams, strict=True):
+        stage = part.stage(plan.positions) + 16
+        stages = min((SHARED_BYTES - plan.bytes) // stage, MOST_STAGES) // count * count
+        if stages >= 2:
+            filled.append(plan._replace(stages=stages, bytes=plan.bytes + stages * stage))
+    return tuple(filled)
 
 
 def _parts(width: int) -> list[range]:

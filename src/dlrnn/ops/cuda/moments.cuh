@@ -63,6 +63,21 @@ __device__ inline void moments_copy(const char* values, int steps, unsigned char
   }
 }
 
+// sum = powers values, of PRODUCTS of their halves
+__device__ inline void add_products(float (&sum)[32], const unsigned (&high)[4][4],
+                                    const unsigned (&low)[4][4], const MomentsStage* stage) {
+#if PRODUCTS == 3
+#pragma unroll
+  for (int q = 0; q < 4; q++) multiply(sum, low[q], operand(stage->values[0][q], 1024), q > 0);
+#pragma unroll
+  for (int q = 0; q < 4; q++) multiply(sum, high[q], operand(stage->values[1][q], 1024), 1);
+#endif
+#pragma unroll
+  for (int q = 0; q < 4; q++)
+    multiply(sum, high[q], operand(stage->values[0][q], 1024), PRODUCTS == 3 || q > 0);
+  products_end();
+}
+
 // For the others: the sums, times UNIT. total[j] is of row 8 (j / 4) + 2 t + j % 2 of v and of
 // state 16 warp + g + 8 (j / 2 % 2); `first` and `second` are the logarithms of a thread's lambdas.
 __device__ inline void moments_of(double2 first, double2 second, int steps, unsigned char* memory,
@@ -86,20 +101,8 @@ __device__ inline void moments_of(double2 first, double2 second, int steps, unsi
     barrier_wait(full + i % MOMENTS_STAGES, i / MOMENTS_STAGES & 1);
     settled(re), settled(im);
     products_begin();
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(re, re_low[q], operand(stage->values[0][q], 1024), q > 0);
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(re, re_high[q], operand(stage->values[1][q], 1024), 1);
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(re, re_high[q], operand(stage->values[0][q], 1024), 1);
-    products_end();
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(im, im_low[q], operand(stage->values[0][q], 1024), q > 0);
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(im, im_high[q], operand(stage->values[1][q], 1024), 1);
-#pragma unroll
-    for (int q = 0; q < 4; q++) multiply(im, im_high[q], operand(stage->values[0][q], 1024), 1);
-    products_end();
+    add_products(re, re_high, re_low, stage);
+    add_products(im, im_high, im_low, stage);
     float2 s[2];
 #pragma unroll
     for (int at = 0; at < 2; at++) {

@@ -22,13 +22,40 @@ SOURCES = Path(__file__).parent
 SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 Defines = tuple[tuple[str, int], ...]
+STARTS_EARLY = ("STARTS_EARLY", 1)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of a number."""
+
+    _fields_ = (("id", ctypes.c_int), ("value", ctypes.c_int64), ("rest", ctypes.c_int64 * 7))
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *(("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint)),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute))),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+_PROGRAMMATIC = _Attribute(id=6, value=1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Kernel:
-    """A compiled kernel: call it with blocks, threads and its arguments."""
+    """A compiled kernel: call it with blocks, threads and its arguments.
 
-    def __init__(self, function: ctypes.c_void_p, shared_bytes: int, device: int) -> None:
+    One that starts early may begin while the kernel before it ends, and waits for it by itself
+    (griddepcontrol.wait).
+    """
+
+    def __init__(
+        self, function: ctypes.c_void_p, shared_bytes: int, device: int, early: bool = False
+    ) -> None:
         self._function, self._shared_bytes, self._device = function, shared_bytes, device
+        self._early = early
 
     def __call__(
         self, blocks: int | tuple[int, int, int], threads: int, *arguments: Tensor | int
@@ -42,14 +69,16 @@ class Kernel:
             *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
         )
         grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
-        block = threads, 1, 1
-        shared = ctypes.c_uint(self._shared_bytes)
         with torch.cuda.device(self._device):
             _make_context_current(self._device)
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            launch = _Launch(
+                *(grid, (threads, 1, 1), self._shared_bytes),
+                *(torch.cuda.current_stream().cuda_stream, ctypes.pointer(_PROGRAMMATIC)),
+                int(self._early),
+            )
             _check(
-                _driver().cuLaunchKernel(
-                    self._function, *grid, *block, shared, stream, addresses, ctypes.c_void_p()
+                _driver().cuLaunchKernelEx(
+                    ctypes.byref(launch), self._function, addresses, ctypes.c_void_p()
                 )
             )
 
@@ -58,7 +87,9 @@ class Kernel:
 def load(
     files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
 ) -> Kernel:
-    """Kernel `name` of these source files, read one after the other, on a CUDA device."""
+    """Kernel `name` of these source files, read one after the other, on a CUDA device; one of which
+    `STARTS_EARLY` is defined does.
+    """
     major, minor = torch.cuda.get_device_capability(device)
     binary = _binary(files, defines, f"sm_{major}{minor}a")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -67,7 +98,7 @@ def load(
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
-    return Kernel(function, shared_bytes, device)
+    return Kernel(function, shared_bytes, device, STARTS_EARLY in defines)
 
 
 def _make_context_current(device: int) -> None:

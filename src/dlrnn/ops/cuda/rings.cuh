@@ -17,6 +17,11 @@ constexpr int MEMBERS = M / 16;  // of a team
 constexpr int WORK = M + M / 8;  // complex numbers of shared memory for a team
 constexpr int THREADS = TEAMS * MEMBERS;
 
+// Waits until the kernel before this one is done; then the next one may start, and wait in turn.
+__device__ inline void previous_done() {
+  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 __device__ inline int team() { return TEAMS == 1 ? 0 : threadIdx.x / MEMBERS; }
 __device__ inline int member() { return TEAMS == 1 ? threadIdx.x : threadIdx.x % MEMBERS; }
 // Those of a team that are in one warp.
@@ -242,10 +247,13 @@ __device__ inline void to_spectrum(float2* work, float2 (&v)[16], const Tables& 
   last_pass(work, v, last(), t, read);
 }
 // And back, up to what `first_back` reads, after the team has waited.
-__device__ inline void from_spectrum(float2* work, float2 (&v)[16], const Tables& tables, int t) {
-  last_back(work, v, t);
+__device__ inline void middle_back(float2* work, const Tables& tables, int t) {
   if constexpr (A > 1) near_wait();
   middle_pass<true>(work, tables.of_places, t);
+}
+__device__ inline void from_spectrum(float2* work, float2 (&v)[16], const Tables& tables, int t) {
+  last_back(work, v, t);
+  middle_back(work, tables, t);
 }
 
 // ------------------------------------------------------------------------- parts
@@ -258,6 +266,18 @@ template <int RING>
 __device__ inline float share(const float2 (&v)[16], int k, int r) {
   float2 z = v[reversed<16>(r)], w = root<64 * RINGS>((1 + 4 * RING) * (16 * k + r));
   return z.x * w.x + z.y * w.y;
+}
+
+// Point r of a ring X^M = e(x), which has lost conj(e(x r / 16)): one factor for each bit of r.
+__device__ inline void turn_back(float2 (&v)[16], const Roots& by) {
+#pragma unroll
+  for (int r = 1; r < 16; ++r) {
+    float2& z = v[reversed<16>(r)];
+    if (r & 8) z = mul_conj(z, by.half);
+    if (r & 4) z = mul_conj(z, by.quarter);
+    if (r & 2) z = mul_conj(z, by.eighth[0]);
+    if (r & 1) z = mul_conj(z, by.sixteenth[0]);
+  }
 }
 
 // Pass 1 of real entries: x(k, r) is entry t + r M / 16 of part k. First parts FROM to TO are added to
@@ -293,4 +313,50 @@ __device__ inline void after_fold(float2 (&v)[16], const Tables& tables) {
   } else {
     evaluate<16, false>(v, tables.first());
   }
+}
+
+// Where entry r of a thread in part k lies, beside its t; it is there if that is below `left`, the
+// row's length less t, and the first half of a row always is.
+__device__ constexpr int along(int k, int r) { return k * M + r * MEMBERS; }
+__device__ inline bool inside(int k, int r, int left) {
+  return along(k, r) + MEMBERS <= PARTS * M / 2 || along(k, r) < left;
+}
+
+// ------------------------------------------------------------------------- teams
+
+// A team's barrier in two halves: what comes between them needs not wait.
+struct Gate {
+  Barrier* at;
+  int parity;
+
+  __device__ void arrive() {
+    if constexpr (MEMBERS > 32) {
+      near_wait();
+      if (threadIdx.x % 32 == 0) barrier_arrive(at);
+    }
+  }
+  __device__ void wait() {
+    if constexpr (MEMBERS > 32) {
+      barrier_wait(at, parity);
+      parity ^= 1;
+    } else {
+      near_wait();
+    }
+  }
+};
+
+// Two teams of a row: one tells (that it has written, or read), the other waits. Numbers of barriers,
+// to which the team whose points they are is added, and 2 for every other row.
+__device__ inline void tell(int number) { team_arrive(number, THREADS); }
+constexpr int WRITTEN = 3, READ = 7;
+
+// A copy that takes no registers; what this thread has asked for is there after copies_wait().
+__device__ inline void copy_async(float4* to, const float4* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// *sum += (a, b); nobody waits for it
+__device__ inline void add_to(float4* sum, float2 a, float2 b) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               ::"l"(sum), "f"(a.x), "f"(a.y), "f"(b.x), "f"(b.y));
 }

@@ -1,8 +1,8 @@
 // The Vandermonde product K = Re(W P), P_nk = lambda_n^k, and the moments M = v P^T, on tensor
 // cores; P is never in memory.
 //
-// Numbers are x = high + low in fp16, and x y = low high + high low + high high (2^-22), scaled so
-// that nothing leaves fp16's range: rows of W and v to 2^13 at most, lambda^a by 2^14; hence
+// Numbers are x = high + low in fp16, and x y = low high + high low + high high (2^-22), or with one
+// of three PRODUCTS high high (2^-11, as in tf32), scaled so that nothing leaves fp16's range: rows of W and v to 2^13 at most, lambda^a by 2^14; hence
 // |lambda| <= 1. One warp copies ahead (arrangements in memory are those of the products, so a copy
 // is a run of bytes); two groups of four warps multiply.
 
@@ -54,12 +54,15 @@ __device__ inline void one_chunk(int i, int count, ProductStage* stages, Barrier
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   settled(sum);
   products_begin();
+#if PRODUCTS == 3
 #pragma unroll
   for (int q = 0; q < 4; q++) multiply(sum, now.low[q], operand(stage->table[q][0], 2048), q > 0);
 #pragma unroll
   for (int q = 0; q < 4; q++) multiply(sum, now.high[q], operand(stage->table[q][1], 2048), 1);
+#endif
 #pragma unroll
-  for (int q = 0; q < 4; q++) multiply(sum, now.high[q], operand(stage->table[q][0], 2048), 1);
+  for (int q = 0; q < 4; q++)
+    multiply(sum, now.high[q], operand(stage->table[q][0], 2048), PRODUCTS == 3 || q > 0);
   products_end();
   if (i + 1 < count) {
     barrier_wait(full + (i + 1) % PRODUCT_STAGES, (i + 1) / PRODUCT_STAGES & 1);

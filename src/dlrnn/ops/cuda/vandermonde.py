@@ -2,6 +2,8 @@
 
 The meaning is that of `ops.vandermonde`'s own functions, for |lambda| <= 1: larger powers become
 infinite. Nothing is added atomically: a sum over several blocks is a sum of partial results.
+Products are those of fp32, unless PyTorch was told that tf32 will do
+(`torch.set_float32_matmul_precision("high")`).
 """
 
 from collections.abc import Callable
@@ -161,16 +163,24 @@ def over(size: int, tile: int) -> int:
     return -(-size // tile)
 
 
+def products() -> int:
+    """Of fp16 halves, for one product of fp32 numbers."""
+    return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 3
+
+
 def _products(name: str, shared_bytes: int, device: torch.device) -> nvrtc.Kernel:
-    return kernel("vandermonde.cu", name, shared_bytes, device)
+    return kernel("vandermonde.cu", name, shared_bytes, device, products())
 
 
 def _ends(name: str, device: torch.device) -> nvrtc.Kernel:
-    return kernel("vandermonde_ends.cu", name, 0, device)
+    return kernel("vandermonde_ends.cu", name, 0, device, 3)
 
 
 @cache
-def kernel(file: str, name: str, shared_bytes: int, device: torch.device) -> nvrtc.Kernel:
+def kernel(
+    file: str, name: str, shared_bytes: int, device: torch.device, products: int
+) -> nvrtc.Kernel:
     """Of one of the files that build on moments.cuh."""
     files = "device.cuh", "tensor_cores.cuh", "moments.cuh", file
-    return nvrtc.load(files, name, (("STORAGE_BITS", 32),), shared_bytes, device.index)
+    defines = ("STORAGE_BITS", 32), ("PRODUCTS", products)
+    return nvrtc.load(files, name, defines, shared_bytes, device.index)
