@@ -16,6 +16,10 @@ def add(commands: Any) -> None:
     kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
     data = command(cases, "data", _bench_data, "making a batch of each task against a step")
+    tuned = command(cases, "tuning", _bench_tuning, "the plans of kernels that have a choice")
+    device_option(tuned)
+    text = "keep this GPU's choices in such a table: src/dlrnn/ops/tuned.json"
+    tuned.add_argument("--write", metavar="FILE", help=text)
     text = "the cost of a token of the language model, DLR beside attention"
     generated = command(cases, "generate", _bench_generate, text)
     device_option(generated)
@@ -115,6 +119,18 @@ def _bench_data(given: argparse.Namespace) -> int:
         return print_json(result)
     print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
     print_table("Sets on disk, made by one core", result["generators"])
+    return 0
+
+
+def _bench_tuning(given: argparse.Namespace) -> int:
+    from dlrnn.bench.tuning import bench_tuning, write_table
+
+    result = bench_tuning(device=resolve(given.device))
+    if given.write:
+        write_table(given.write, result["table"])
+    if given.json:
+        return print_json(result)
+    print_table(f"Plans, {_case(result)}", result["kernels"])
     return 0
 
 

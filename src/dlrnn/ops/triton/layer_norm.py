@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
 
 LARGEST = 1024  # channels
-TILE = 2048  # numbers
-PROGRAMS = 6  # a multiprocessor
+FORWARD = (2048, 4), (1024, 2), (4096, 8)  # numbers of a tile, and warps
+BACKWARD = (2048, 4, 4), (2048, 4, 6), (4096, 8, 3)  # and programs of a multiprocessor
 
 
 def supports(x: Tensor) -> bool:
@@ -29,35 +30,48 @@ def forward(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The norm of `x + added`, and that sum (x itself if there is nothing to add)."""
-    x = x.contiguous()
-    out, total = torch.empty_like(x), x if added is None else torch.empty_like(x)
-    height, width, rows = _sizes(x)
-    _forward[(triton.cdiv(rows, height),)](
-        *(x, x if added is None else added.contiguous(), weight, bias, out, total, rows, eps),
-        *(x.shape[-1], added is not None, height, width),
-        num_warps=4,
-    )
-    return out, total
+    x, adds = x.contiguous(), added is not None
+    added = x if added is None else added.contiguous()
+    width, rows = _sizes(x)
+
+    def run(plan: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        tile, warps = plan
+        height = max(1, tile // width)
+        out, total = torch.empty_like(x), torch.empty_like(x) if adds else x
+        _forward[(triton.cdiv(rows, height),)](
+            *(x, added, weight, bias, out, total, rows, eps),
+            *(x.shape[-1], adds, height, width),
+            num_warps=warps,
+        )
+        return out, total
+
+    sizes = width, adds, tuning.size_class(rows)
+    return run(tuning.choose("layer_norm.forward", sizes, FORWARD, run, x))
 
 
 def backward(dout: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of the sum, and of weight and bias, [2, H]."""
-    dout, d_total = dout.contiguous(), torch.empty_like(total)
-    height, width, rows = _sizes(total)
-    channels, tiles = total.shape[-1], triton.cdiv(rows, height)
-    programs = min(tiles, PROGRAMS * multiprocessors(total.device))
-    partial = total.new_empty(programs, 2 * channels)
-    _backward[(programs,)](
-        *(dout, total, weight, d_total, partial, rows, tiles, eps, channels, height, width),
-        num_warps=4,
-    )
-    return d_total, sum_rows(partial).view(2, channels)
+    dout, channels, (width, rows) = dout.contiguous(), total.shape[-1], _sizes(total)
+
+    def run(plan: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        tile, warps, programs = plan
+        height = max(1, tile // width)
+        tiles, d_total = triton.cdiv(rows, height), torch.empty_like(total)
+        programs = min(tiles, programs * multiprocessors(total.device))
+        partial = total.new_empty(programs, 2 * channels)
+        _backward[(programs,)](
+            *(dout, total, weight, d_total, partial, rows, tiles, eps, channels, height, width),
+            num_warps=warps,
+        )
+        return d_total, sum_rows(partial).view(2, channels)
+
+    sizes = width, tuning.size_class(rows)
+    return run(tuning.choose("layer_norm.backward", sizes, BACKWARD, run, total))
 
 
-def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Positions and channels of a tile, and all positions."""
-    width = triton.next_power_of_2(x.shape[-1])
-    return max(1, TILE // width), width, x.numel() // x.shape[-1]
+def _sizes(x: Tensor) -> tuple[int, int]:
+    """Channels of a tile, and positions."""
+    return triton.next_power_of_2(x.shape[-1]), x.numel() // x.shape[-1]
 
 
 @triton.jit

@@ -16,13 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
 
 THIN = 16  # numbers at most
 CHANNELS = range(32, 513)
-TILE = 2048  # channels that a program of `spread` or `gather` has
+SPREAD = (2048, 4), (1024, 2), (4096, 8)  # channels that a program has, and its warps
+GATHER = (2048, 4), (4096, 4), (8192, 8)
+OUTER = (4, 4), (2, 4), (2, 8)  # programs of a multiprocessor, and their warps
 ROWS = 32  # positions that one of `outer` takes at a time
-PROGRAMS = 4  # of `outer`, a multiprocessor
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
@@ -34,45 +36,68 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 
 def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """[P, T] to [P, H] by a matrix [T, H]."""
-    rows, channels = thin.shape[0], matrix.shape[1]
-    out = thin.new_empty(rows, channels)
+    thin, (count, channels), rows = thin.contiguous(), matrix.shape, thin.shape[0]
     width = triton.next_power_of_2(channels)
-    height = max(1, TILE // width)
-    _spread[(triton.cdiv(rows, height),)](
-        *(thin.contiguous(), matrix, out if bias is None else bias, out, rows, *matrix.stride()),
-        *(matrix.shape[0], channels, bias is not None, height, width),
-        num_warps=4,
-    )
-    return out
+
+    def run(plan: tuple[int, int]) -> Tensor:
+        tile, warps = plan
+        height, out = max(1, tile // width), thin.new_empty(rows, channels)
+        _spread[(triton.cdiv(rows, height),)](
+            *(thin, matrix, out if bias is None else bias, out, rows, *matrix.stride()),
+            *(count, channels, bias is not None, height, width),
+            num_warps=warps,
+        )
+        return out
+
+    sizes = _sizes(rows, count, width)
+    return run(tuning.choose("thin_linear.spread", sizes, SPREAD, run, thin))
 
 
 def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """[P, H] to [P, T] by a matrix [T, H]."""
-    rows, count = wide.shape[0], matrix.shape[0]
-    out = wide.new_empty(rows, count)
-    width = triton.next_power_of_2(wide.shape[1])
-    height = max(1, TILE // width)
-    _gather[(triton.cdiv(rows, height),)](
-        *(wide.contiguous(), matrix, out if bias is None else bias, out, rows, *matrix.stride()),
-        *(count, wide.shape[1], bias is not None, triton.next_power_of_2(count), height, width),
-        num_warps=4,
-    )
-    return out
+    wide, (count, channels), rows = wide.contiguous(), matrix.shape, wide.shape[0]
+    depth, width = triton.next_power_of_2(count), triton.next_power_of_2(channels)
+
+    def run(plan: tuple[int, int]) -> Tensor:
+        tile, warps = plan
+        height, out = max(1, tile // width), wide.new_empty(rows, count)
+        _gather[(triton.cdiv(rows, height),)](
+            *(wide, matrix, out if bias is None else bias, out, rows, *matrix.stride()),
+            *(count, channels, bias is not None, depth, height, width),
+            num_warps=warps,
+        )
+        return out
+
+    sizes = _sizes(rows, count, width)
+    return run(tuning.choose("thin_linear.gather", sizes, GATHER, run, wide))
 
 
 def outer(thin: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`thin^T wide` [T, H], the sum of thin [T] and that of wide [H], over all positions."""
-    (rows, count), channels = thin.shape, wide.shape[1]
-    tiles = triton.cdiv(rows, ROWS)
-    programs = min(tiles, PROGRAMS * multiprocessors(thin.device))
-    partial = thin.new_empty(programs, (count + 1) * channels + count)
-    _outer[(programs,)](
-        *(thin.contiguous(), wide.contiguous(), partial, rows, tiles, 1.0, count, channels),
-        *(max(16, triton.next_power_of_2(count + 1)), ROWS, triton.next_power_of_2(channels)),
-        num_warps=4,
-    )
-    product, wide_sum, thin_sum = sum_rows(partial).split([count * channels, channels, count])
+    thin, wide, (rows, count) = thin.contiguous(), wide.contiguous(), thin.shape
+    channels = wide.shape[1]
+    tiles, width = triton.cdiv(rows, ROWS), triton.next_power_of_2(channels)
+
+    def run(plan: tuple[int, int]) -> Tensor:
+        programs, warps = plan
+        programs = min(tiles, programs * multiprocessors(thin.device))
+        partial = thin.new_empty(programs, (count + 1) * channels + count)
+        _outer[(programs,)](
+            *(thin, wide, partial, rows, tiles, 1.0, count, channels),
+            *(max(16, triton.next_power_of_2(count + 1)), ROWS, width),
+            num_warps=warps,
+        )
+        return sum_rows(partial)
+
+    sizes = _sizes(rows, count, width)
+    sums = run(tuning.choose("thin_linear.outer", sizes, OUTER, run, wide))
+    product, wide_sum, thin_sum = sums.split([count * channels, channels, count])
     return product.view(count, channels), thin_sum, wide_sum
+
+
+def _sizes(rows: int, count: int, width: int) -> tuple[int, int, int]:
+    """What plans are chosen by: of the few numbers a power of four."""
+    return 4 ** ((count - 1).bit_length() + 1 >> 1), width, tuning.size_class(rows)
 
 
 @triton.jit
