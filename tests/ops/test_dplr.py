@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DEVICE, assert_close, run_interpreted
 
-from dlrnn.ops import dplr, use_backend
+from dlrnn.ops import dplr, sections, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
 from dlrnn.ops.matrix_power import _slope, matrix_power, times_power
@@ -99,7 +99,7 @@ def test_a_long_kernel_in_small_tiles(length, monkeypatch):
     expected = dplr_kernel(system, length)
     assert_close(expected, kernel_by_loop(system, length), 1e-12)
     pieces = [(slice(h, h + 2), slice(f, f + 70)) for h in (0, 2) for f in range(0, 501, 70)]
-    monkeypatch.setattr(dplr, "_tiles", lambda a, length: pieces)
+    monkeypatch.setattr(sections, "_tiles", lambda a, length: pieces)
     assert_close(dplr_kernel(system, length), expected, 1e-14)
 
 
@@ -208,7 +208,7 @@ def test_on_a_gpu(outputs, channels, pairs, length):
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_sections_are_their_definition(length, order):
     weights, a, b = random(2, 3, 4), -random(2, 4).abs() - 0.1, random(2, 4).abs()
-    sums = dplr._sections(weights, a, b, length, order).cpu()
+    sums = sections.section_sums(weights, a, b, length, order).cpu()
     for h in range(2):
         for w in range(3):
             for k in range(length // 2 + 1):
@@ -224,16 +224,16 @@ def test_sections_are_their_definition(length, order):
 def test_the_adjoint_is_one():
     weights, a, b = random(2, 3, 4), -random(2, 4).abs(), random(2, 4).abs()
     values = random(2, 3, 5, 2)
-    left = (dplr._sections(weights, a, b, 9, 1) * values).sum()
-    right = (weights * dplr._adjoint(values, a, b, 9, 1)).sum()
+    left = (sections.section_sums(weights, a, b, 9, 1) * values).sum()
+    right = (weights * sections.section_adjoint(values, a, b, 9, 1)).sum()
     assert_close(left, right, 1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6])
 def test_the_transforms_are_adjoint(length):
     kernel, spectrum = random(2, length), random(2, length // 2 + 1, 2)
-    left = (dplr._to_kernel(spectrum, length) * kernel).sum()
-    assert_close(left, (spectrum * dplr._to_spectrum(kernel)).sum(), 1e-12)
+    left = (sections.to_kernel(spectrum, length) * kernel).sum()
+    assert_close(left, (spectrum * sections.to_spectrum(kernel)).sum(), 1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12])
@@ -260,9 +260,9 @@ def test_opcheck():
         (matrix_power, (step, 1)),
         (matrix_power, (step, 5)),
         (_slope, (step, change, 5)),
-        (dplr._sections, (weights, a, b, 9, 1)),
-        (dplr._adjoint, (values, a, b, 9, 2)),
-        (dplr._to_kernel, (spectrum, 9)),
-        (dplr._to_spectrum, (kernel,)),
+        (sections.section_sums, (weights, a, b, 9, 1)),
+        (sections.section_adjoint, (values, a, b, 9, 2)),
+        (sections.to_kernel, (spectrum, 9)),
+        (sections.to_spectrum, (kernel,)),
     ):
         torch.library.opcheck(op, arguments)

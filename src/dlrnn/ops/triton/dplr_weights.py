@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dlrnn.ops.dplr import DPLR
 from dlrnn.ops.pairs import conjugate
+from dlrnn.ops.triton.sections import _times
 
 LARGEST = 64  # states N, whose matrix a program can hold
 HEIGHT = 16  # rows that a matrix product has at least
@@ -263,12 +264,6 @@ def _pair(at, m, known):
     return tl.load(at + 2 * m, mask=known, other=0.0), tl.load(
         at + 2 * m + 1, mask=known, other=0.0
     )
-
-
-@triton.jit
-@no_type_check
-def _times(x, y):
-    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
 
 
 @triton.jit
