@@ -209,7 +209,7 @@ class _Kernel:
         path = folder / f"{abs(hash((name, part, plan)))}"
         path.with_suffix(".cpp").write_text(DEVICE + source + LAUNCH + entry)
         defines = mixing.defines(part, plan).items()
-        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]
+        options = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-mf16c"]
         options += [f"-D{define}={value}" for define, value in defines]
         library = path.with_suffix(".so")
         subprocess.run(["g++", *options, path.with_suffix(".cpp"), "-o", library], check=True)

@@ -25,6 +25,7 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 12345, 7, 12345, 1),
     (3, 16383, 150, 16383, 0),
     (5, 16384, 32, 8192, 8192),
+    (7, 16384, 130, 8192, 8192),  # pairs of rows, one after the other
     (7, 16384, 40, 16384, 16384),
     (2, 16385, 5, 16385, 7),
     (2, 65536, 40, 30000, 30000),
@@ -160,19 +161,22 @@ class TestOnAGPU:
 
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
     def test_kernels_that_run_beside_others(self, size):
-        """Captured and replayed without a pause, from inputs that are copied first: same bits."""
-        kernels, (u, dy, right, left) = made(*size)
-        u, right = u.mT.contiguous().mT, right.mT.contiguous().mT
-        want = results(kernels, u, dy, right, left)
+        """Captured and replayed, with two sets of inputs in turns: the same bits each time."""
+        kernels, given = made(*size)
+        inputs = [x.mT.contiguous().mT for x in given]
+        sets = [[x.clone() for x in inputs], [torch.randn_like(x) for x in inputs]]
+        wanted = [results(kernels, *each) for each in sets]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            have = results(kernels, u, dy, right, left)
-        for _ in range(20):
+            have = results(kernels, *inputs)
+        for turn in range(20):  # what was read too early would be of the other set
+            for one, other in zip(inputs, sets[turn % 2], strict=True):
+                one.copy_(other)
             for one in have:
                 one.fill_(math.nan)
             graph.replay()
-            for one, other in zip(have, want, strict=True):
+            for one, other in zip(have, wanted[turn % 2], strict=True):
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [5001, 10001, 20000])

@@ -174,7 +174,7 @@ class TestEmulated:
             (2, 70, 16, 32, "identity", True),
             (4, 70, 128, 128, "gelu", True),
             (5, 65, 80, 32, "gelu", False),
-            (1, 5, 16, 272, "gelu", True),
+            (1, 5, 16, 144, "gelu", True),
             (1, 5, 144, 16, "gelu", False),
         ],
     )

@@ -116,6 +116,13 @@ def test_it_compiles_for_tf32(compiled):
     assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
 
 
+def test_a_cache_that_cannot_be_written(compiled, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file" / "folder"))
+    defines = ("STORAGE_BITS", 32), ("STORAGE_IS_BF16", 0), ("THREADS", 256)
+    assert b"to_rows" in nvrtc._binary(("device.cuh", "layout.cu"), defines, "sm_90a")
+
+
 def test_what_does_not_compile_is_told(compiled):
     with pytest.raises(RuntimeError, match="could not compile a kernel of dlrnn"):
         nvrtc._compile("int main(", ["--gpu-architecture=sm_90a"])

@@ -192,7 +192,7 @@ def test_a_disk_that_is_full(machine, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
-    assert machine.choose() == (32, 8)
+    assert machine.choose() == (64, 4), "the next process could find another one the fastest"
 
 
 def test_never_during_a_capture(machine, monkeypatch, caplog):

@@ -76,6 +76,10 @@ def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
             )
     split, found = measured(folder, folder.config)
     assert (split, found["R2"]) == ("validation", 0.75)
+    lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
+    judged = [line for line in lines if json.loads(line)["split"] == "validation"]
+    (folder.path / "records.jsonl").write_text("".join(judged))
+    assert measured(folder, folder.config)[1] == {"R2": 0.75, "loss": 1.0}, "before the first loss"
 
 
 def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):

@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
+import torch
 from support import tiny_books
 
 from dlrnn import recipes
@@ -32,15 +34,30 @@ train(path, None if how == "resumed" else config, show=False, writer="none",
 """
 
 
-def run(folder, task, parts, how, processes):
+def run(folder, task, parts, how):
+    """In two processes."""
     script = folder.parent / "script.py"
     script.write_text(SCRIPT)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launcher = torchrun if processes == 2 else []
-    command = [sys.executable, *launcher, str(script), str(folder), task, str(parts), how]
+    command = [sys.executable, *torchrun, str(script), str(folder), task, str(parts), how]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = launched(command, environment, folder, how)
     assert done.returncode == 0, done.stdout + done.stderr
+    return records(folder)
+
+
+def run_alone(folder, task, parts):
+    """Here, in this process."""
+    threads = torch.get_num_threads()
+    try:
+        with patch.object(sys, "argv", ["script", str(folder), task, str(parts), "copies"]):
+            exec(SCRIPT, {})
+    finally:
+        torch.set_num_threads(threads)
+    return records(folder)
+
+
+def records(folder):
     return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
 
 
@@ -74,19 +91,19 @@ def test_two_processes_against_one(task, parts, tmp_path):
     """Also with micro-batches, with losses that count positions or weigh classes, and where one
     process has nothing to evaluate.
     """
-    one = run(tmp_path / "one", task, parts, "copies", 1)
-    assert_same_losses(one, run(tmp_path / "two", task, parts, "copies", 2))
+    one = run_alone(tmp_path / "one", task, parts)
+    assert_same_losses(one, run(tmp_path / "two", task, parts, "copies"))
 
 
 def test_sharded_processes_against_one(tmp_path):
     """Also when they were stopped half-way: then every byte is the same."""
-    one = run(tmp_path / "one", "shift", 2, "copies", 1)
+    one = run_alone(tmp_path / "one", "shift", 2)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert_same_losses(one, run(whole, "shift", 2, "sharded", 2))
+    assert_same_losses(one, run(whole, "shift", 2, "sharded"))
     shutil.copytree(whole, stopped)
     for name in ("result.json", "step-000000050.safetensors"):
         (stopped / name).unlink()
-    run(stopped, "shift", 2, "resumed", 2)
+    run(stopped, "shift", 2, "resumed")
     for name in ("records.jsonl", "step-000000050.safetensors", "best.safetensors"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
 

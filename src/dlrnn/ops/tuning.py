@@ -184,8 +184,8 @@ def _is_writable(folder: Path) -> bool:
     return is_writable
 
 
-def _keep(path: Path, about: dict[str, Any], plan: str) -> str:
-    """Whole or not at all. Another process that was faster is right, if its file is."""
+def _keep(path: Path, about: dict[str, Any], plan: str) -> str | None:
+    """What is kept then, whole or not at all. Another process that was faster is right."""
     with suppress(OSError):
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as beside:
             json.dump(about | {"plan": plan}, beside)
@@ -195,7 +195,7 @@ def _keep(path: Path, about: dict[str, Any], plan: str) -> str:
             if _kept(path, about) is None:
                 os.replace(beside.name, path)
         Path(beside.name).unlink(missing_ok=True)
-    return _kept(path, about) or plan
+    return _kept(path, about)
 
 
 @cache

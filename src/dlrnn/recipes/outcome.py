@@ -101,7 +101,7 @@ def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float
     """The split that a run is judged by, and its metrics so far, as fractions; {} if none yet.
 
     A regression: the best validation. Others: the test of the best checkpoint. `train_loss` is the
-    last that was recorded.
+    last that was recorded, if one was.
     """
     task, records = config.make_task(), folder.records()
     found: dict[str, float] = {}
@@ -116,8 +116,8 @@ def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float
             found = json.loads((folder.path / TEST).read_text())
     if not found:
         return split, {}
-    last = [each["loss"] for each in records if each["split"] == "train"][-1]
-    return split, found | {"train_loss": last}
+    losses = [each["loss"] for each in records if each["split"] == "train"]
+    return split, found | ({"train_loss": losses[-1]} if losses else {})
 
 
 def _comparable(value: float) -> float:

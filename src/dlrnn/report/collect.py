@@ -51,8 +51,8 @@ def collect(
     """Records of a run, of which recipe it is and how it differs being found out.
 
     A run that is not complete, or not tested yet, is refused unless `unfinished`: then it is what
-    its last validation says, and has as many steps as that saw. `commit` is for a run that does not
-    know its own.
+    its last validation says (a regression's best), and has as many steps as the last one saw.
+    `commit` is for a run that does not know its own.
     """
     folder = RunFolder.open(path)
     config, result = folder.config, folder.result

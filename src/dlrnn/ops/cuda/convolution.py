@@ -88,6 +88,12 @@ class Rows:
         boxes, rings = (self.teams, 1) if self.alone else (1, self.teams)
         return self.bytes(self.teams, boxes, rings, rings, 1 + rings)
 
+    @property
+    def largest_bytes(self) -> int:
+        """Of a block of any of the kernels: a later GPU may have less than a Hopper one."""
+        of_kernels = self.bytes(self.teams if self.alone else self.rings, rings=self.rings)
+        return max(self.forward_bytes, self.backward_bytes, of_kernels)
+
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
     """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, lengths up to 16384."""
@@ -99,6 +105,7 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
         and u.numel() > 0
         and torch.cuda.get_device_capability(u.device) >= (9, 0)
         and nvrtc.available()
+        and rows_for(u.shape[1], right, left).largest_bytes <= _shared_bytes(u.device)
     )
 
 
@@ -306,6 +313,13 @@ def _kernel_gradient(
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Of a block, if PyTorch tells; a Hopper GPU's else."""
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 232448)
 
 
 @cache

@@ -134,10 +134,11 @@ def _binary(files: tuple[str, ...], defines: Defines, architecture: str) -> byte
         return path.read_bytes()
     _say_once(architecture, path.parent)
     binary = _compile(source, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as beside:
-        beside.write(binary)
-    os.replace(beside.name, path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is compiled again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as beside:
+            beside.write(binary)
+        os.replace(beside.name, path)
     return binary
 
 
