@@ -127,9 +127,9 @@ struct Weights {
 };
 
 // Four warps begin to copy the tile from position k of a sequence on. Rows are short: each thread
-// copies vectors, and arrives when they are there; else a run of bytes that one thread asks for.
+// copies vectors, and arrives when they are there; else runs of bytes. All threads arrive, also those
+// that copy nothing: none can fall a round behind a barrier that it waits for.
 #define COPYING 128  // threads
-#define ARRIVALS (IN_ROWS ? COPYING : 1)
 __device__ inline void copy_tile(float* stage, const float* y, int tile, int length, int y_pitch,
                                  Barrier* arrived) {
   int tiles_each = (length + POSITIONS - 1) / POSITIONS, k = tile % tiles_each * POSITIONS;
@@ -151,6 +151,7 @@ __device__ inline void copy_tile(float* stage, const float* y, int tile, int len
   int count = min(POSITIONS, length - k);
   const float* from = y + (long long)k * ALL_CHANNELS;
   if (thread == 0) barrier_expect(arrived, CHANNELS * count * 4);
+  else barrier_arrive(arrived);
   if (ALL_CHANNELS > CHANNELS) {
     for (int p = thread; p < count; p += COPYING)
       copy_to_shared(stage + p * CHANNELS, from + (long long)p * ALL_CHANNELS, CHANNELS * 4,

@@ -346,7 +346,7 @@ backward(const float* dout, const float* y, const float* weight, float* dy, floa
   });
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      barrier_start(memory->full + i, ARRIVALS);
+      barrier_start(memory->full + i, COPYING);
       barrier_start(memory->empty + i, 4 * TEAM);
     }
     for (int i = 0; i < GRADIENTS; i++) {

@@ -48,7 +48,7 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
   });
   if (thread == 0)
     for (int i = 0; i < STAGES; i++) {
-      barrier_start(memory->full + i, ARRIVALS);
+      barrier_start(memory->full + i, COPYING);
       barrier_start(memory->empty + i, 4 * TEAM);
     }
   for (int i = thread; i < COLUMNS; i += THREADS) memory->bias[i] = bias[i];
