@@ -11,8 +11,10 @@ import torch
 from support import DEVICE, assert_close
 from torch import nn
 
+from dlrnn.bench.table1 import _step
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
+from dlrnn.tasks import listops_trees, pathfinder_paths, pathfinder_pixels
 from dlrnn.train import (
     RunConfig,
     RunFolder,
@@ -27,7 +29,7 @@ from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
 from dlrnn.train.folder import Lines, checkout, write_whole
 from dlrnn.train.plain import may_stop, plain_level
-from dlrnn.train.step import TrainingStep
+from dlrnn.train.step import TrainingStep, prefetched
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -61,6 +63,23 @@ def test_every_sequence_counts_the_same():
     one, other = scores(model, task, iter([large])), scores(model, task, iter([small]))
     both = scores(model, task, iter([large, small]))
     assert both == pytest.approx({name: (7 * one[name] + 2 * other[name]) / 9 for name in one})
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
+    monkeypatch.setattr("dlrnn.train.step._threads", lambda: threads)
+    task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
+    asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
+    step = _step(asked, torch.device("cpu"))
+    for k, batches in enumerate(prefetched(step, 5, 17), start=5):
+        for one, other in zip(batches, step.samples(k), strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+    assert k == 16
+
+
+def test_threads_draw_at_once():
+    for kernel in (pathfinder_paths.draw, pathfinder_pixels.paint, listops_trees.draw):
+        assert kernel.targetoptions["nogil"]
 
 
 def test_it_learns(tmp_path):

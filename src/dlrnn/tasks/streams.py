@@ -13,11 +13,14 @@ import numpy as np
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once a machine, or once a process where no folder for the cache can be written."""
+    """Compiled once a machine, or once a process where no folder for the cache can be written.
+
+    Without Python's lock: several threads draw at once.
+    """
     try:
-        function: Callable[..., Any] = numba.njit(cache=True)(kernel)
+        function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(kernel)
     except RuntimeError:
-        function = numba.njit(kernel)
+        function = numba.njit(nogil=True)(kernel)
     return function
 
 

@@ -1,8 +1,9 @@
 """One update of the parameters: on a GPU a captured graph, elsewhere plain PyTorch."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
 import torch
@@ -233,15 +234,24 @@ def prefetched(
 ) -> Generator[list[Batch] | None, None, None]:
     """The micro-batches of steps start .. stop - 1; None each where the device makes them.
 
-    Those that come from the host are made by a thread, two steps ahead.
+    Those that come from the host are made by threads, a few steps ahead: drawing 16 images takes
+    longer than a GPU's step.
     """
     if step.task.on_device:
         yield from (None for _ in range(start, stop))
         return
-    with ThreadPoolExecutor(1) as thread:
-        ahead = deque(thread.submit(step.samples, k) for k in range(start, min(start + 2, stop)))
+    threads = _threads()
+    with ThreadPoolExecutor(threads) as pool:
+        ahead = deque[Future[list[Batch]]]()
         for k in range(start, stop):
-            batches = ahead.popleft().result()
-            if k + 2 < stop:
-                ahead.append(thread.submit(step.samples, k + 2))
-            yield batches
+            for later in range(k + len(ahead), min(k + threads + 2, stop)):
+                ahead.append(pool.submit(step.samples, later))
+            yield ahead.popleft().result()
+
+
+def _threads() -> int:
+    """Half of this process's share of the cores, 8 at most."""
+    known = getattr(os, "sched_getaffinity", None)
+    cores = len(known(0)) if known else os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return max(1, min(8, cores // (2 * processes)))
