@@ -1,10 +1,15 @@
 """The CUDA kernels of the convolution: at most twice the error of plain PyTorch, deterministic."""
 
 import math
-import sys
 
 import pytest
 import torch
+from convolutions import (
+    assert_16_bit_inputs_are_right,
+    assert_twice_the_error_of_plain_pytorch,
+    plain_torch,
+    results,
+)
 from support import DEVICE, relative_error
 
 from dlrnn import ops
@@ -126,26 +131,13 @@ class TestOnAGPU:
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_twice_the_error_of_plain_pytorch(self, size):
         kernels, arguments = made(*size)
-        with ops.use_backend("torch"):
-            plain = results(plain_torch(), *arguments)
-        exact = results(plain_torch(), *(x.double() for x in arguments))
-        fast = results(kernels, *arguments)
-        for have, other, want in zip(fast, plain, exact, strict=True):
-            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
-        for have, again in zip(fast, results(kernels, *arguments), strict=True):
-            assert torch.equal(have, again), "not deterministic"
+        assert_twice_the_error_of_plain_pytorch(kernels, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("length", [4000, 9001, 20000])
     def test_16_bit_inputs(self, dtype, length):
         kernels, arguments = made(2, length, 12, length, 3)
-        u, dy, right, left = arguments
-        arguments = (u.to(dtype), dy.to(dtype), right, left)
-        fast = results(kernels, *arguments)
-        exact = results(plain_torch(), *(x.double() for x in arguments))
-        for have, want in zip(fast, exact, strict=True):
-            allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
-            assert relative_error(have, want) < allowed
+        assert_16_bit_inputs_are_right(kernels, *arguments, dtype)
 
     @pytest.mark.parametrize("length", [5001, 10001])
     def test_rows_survive(self, length):
@@ -204,15 +196,3 @@ def made(batch, length, channels, right, left):
     every = (convolution, long_convolution)
     (kernels,) = (kernels for kernels in every if kernels.supports(u, right, left))
     return kernels, (u, dy, right, left)
-
-
-class plain_torch:  # noqa: N801
-    """`ops.convolution`'s own functions; float64 never leaves them."""
-
-    def __init__(self):
-        module = sys.modules["dlrnn.ops.convolution"]
-        self.forward, self.backward = module._convolution, module._backward
-
-
-def results(kernels, u, dy, right, left):
-    return [kernels.forward(u, right, left), *kernels.backward(dy, u, right, left)]

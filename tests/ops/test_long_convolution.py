@@ -1,13 +1,17 @@
 """Rings of the long convolution; its kernels on a GPU where a sequence is longer than its ring."""
 
 import math
-import sys
 
 import pytest
 import torch
+from convolutions import (
+    assert_16_bit_inputs_are_right,
+    assert_twice_the_error_of_plain_pytorch,
+    plain_torch,
+    results,
+)
 from support import DEVICE, relative_error
 
-from dlrnn import ops
 from dlrnn.ops.cuda import long_convolution
 from dlrnn.ops.cuda.long_convolution import _column_tables, _Ring, _smallest_ring, _tile
 
@@ -91,24 +95,11 @@ class TestOnAGPU:
         arguments = made(*size[:5])
         u, _, right, left = arguments
         assert long_convolution._Sizes(u, right, left).ring.size == size[5]
-        with ops.use_backend("torch"):
-            plain = results(plain_torch(), *arguments)
-        exact = results(plain_torch(), *(x.double() for x in arguments))
-        fast = results(long_convolution, *arguments)
-        for have, other, want in zip(fast, plain, exact, strict=True):
-            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
-        for have, again in zip(fast, results(long_convolution, *arguments), strict=True):
-            assert torch.equal(have, again), "not deterministic"
+        assert_twice_the_error_of_plain_pytorch(long_convolution, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_16_bit_inputs(self, dtype):
-        u, dy, right, left = made(2, 65536, 12, 30000, 3)
-        arguments = (u.to(dtype), dy.to(dtype), right, left)
-        fast = results(long_convolution, *arguments)
-        exact = results(plain_torch(), *(x.double() for x in arguments))
-        for have, want in zip(fast, exact, strict=True):
-            allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
-            assert relative_error(have, want) < allowed
+        assert_16_bit_inputs_are_right(long_convolution, *made(2, 65536, 12, 30000, 3), dtype)
 
     def test_captured_in_a_graph(self):
         arguments = made(2, 65536, 7, 32768, 32768)
@@ -135,15 +126,3 @@ def made(batch, length, channels, right, left):
     left = torch.randn(channels, left, device=DEVICE)
     assert long_convolution.supports(u, right, left)
     return u, dy, right, left
-
-
-class plain_torch:  # noqa: N801
-    """`ops.convolution`'s own functions; float64 never leaves them."""
-
-    def __init__(self):
-        module = sys.modules["dlrnn.ops.convolution"]
-        self.forward, self.backward = module._convolution, module._backward
-
-
-def results(kernels, u, dy, right, left):
-    return [kernels.forward(u, right, left), *kernels.backward(dy, u, right, left)]

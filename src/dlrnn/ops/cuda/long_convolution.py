@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dlrnn.ops.cuda import nvrtc
-from dlrnn.ops.cuda.convolution import STORAGE, Plan, middle_radices, roots, tables
+from dlrnn.ops.cuda.convolution import STORAGE
+from dlrnn.ops.cuda.fft import Plan, middle_radices, roots, tables
 
 SHORTEST, LONGEST = 15, 20  # log2 of the lengths, rounded up
 WORKSPACE = 2**28  # complex points at a time: 2 GiB

@@ -1,0 +1,40 @@
+"""What tests of the convolutions' kernels compare: with plain PyTorch, and with float64."""
+
+import sys
+
+import torch
+from support import relative_error
+
+from dlrnn import ops
+
+
+class plain_torch:  # noqa: N801
+    """`ops.convolution`'s own functions; float64 never leaves them."""
+
+    def __init__(self):
+        module = sys.modules["dlrnn.ops.convolution"]
+        self.forward, self.backward = module._convolution, module._backward
+
+
+def results(kernels, u, dy, right, left):
+    return [kernels.forward(u, right, left), *kernels.backward(dy, u, right, left)]
+
+
+def assert_twice_the_error_of_plain_pytorch(kernels, arguments):
+    """At most; and the same bits twice."""
+    with ops.use_backend("torch"):
+        plain = results(plain_torch(), *arguments)
+    exact = results(plain_torch(), *(x.double() for x in arguments))
+    fast = results(kernels, *arguments)
+    for have, other, want in zip(fast, plain, exact, strict=True):
+        assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
+    for have, again in zip(fast, results(kernels, *arguments), strict=True):
+        assert torch.equal(have, again), "not deterministic"
+
+
+def assert_16_bit_inputs_are_right(kernels, u, dy, right, left, dtype):
+    arguments = u.to(dtype), dy.to(dtype), right, left
+    exact = results(plain_torch(), *(x.double() for x in arguments))
+    for have, want in zip(results(kernels, *arguments), exact, strict=True):
+        allowed = 1e-6 if have.dtype == torch.float32 else torch.finfo(dtype).eps
+        assert relative_error(have, want) < allowed
