@@ -286,7 +286,7 @@ def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
     channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
     spectrum = right.new_empty(channels, plan.size, 2)
     teams = plan.teams if plan.alone else 1
-    _load(plan, "kernel_spectrum", teams, plan.bytes(teams, rings=plan.rings), right.device)(
+    _load(plan, "kernel_spectrum", teams, plan.bytes(teams), right.device)(
         *(-(-channels * plan.rings // teams), teams * plan.members),
         *(right, left, spectrum, ring_tables(plan, right.device)[0]),
         *(right.shape[1], left.shape[1], channels),
@@ -299,7 +299,7 @@ def _kernel_gradient(
 ) -> tuple[Tensor, Tensor]:
     channels, rings = right.shape[0], plan.rings
     d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    teams = plan.teams if plan.alone else 1
+    teams = plan.teams if plan.alone else rings
     _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=rings), right.device)(
         *(-(-channels * rings // teams), teams * plan.members),
         *(partial, d_right, d_left, *ring_tables(plan, right.device)),

@@ -6,24 +6,8 @@ extern __shared__ __align__(16) float4 shared[];
 
 // What a thread works on: one ring of one channel. Shared memory has the teams' points, and the tables.
 constexpr int N = RINGS * M;
-constexpr int AHEAD = RINGS == 1 ? 4 : 2;  // groups whose spectra come at a time
-static_assert(RINGS == 1 || TEAMS == 1, "blocks of a channel's rings are a cluster");
-#define CLUSTER __cluster_dims__(RINGS, 1, 1)
-
-// All threads of a cluster, and what is in the shared memory of its block `rank`, where this one has p.
-__device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ inline unsigned address_in(int rank, const void* p) {
-  unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
-  return there;
-}
-__device__ inline float2 read_in_cluster(unsigned address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
-  return v;
-}
+constexpr int AHEAD = RINGS == 1 ? 4 : 1;  // groups whose spectra come at a time
+constexpr bool TOGETHER = RINGS > 1 && TEAMS == RINGS;  // a block has a channel
 
 struct Task {
   float2* work;
@@ -36,7 +20,9 @@ struct Task {
     work = reinterpret_cast<float2*>(shared) + team() * WORK;
   }
   __device__ void copy(const float4* all_tables) {
-    tables = copy_tables(shared + TEAMS * WORK / 2, all_tables, 0, RINGS, ring);
+    float4* copied = shared + TEAMS * WORK / 2;
+    if (TOGETHER) tables = copy_tables(copied, all_tables, 0, RINGS, ring);
+    else tables = copy_tables(copied, all_tables, ring, 1, 0);
     __syncthreads();
   }
 };
@@ -88,29 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// v += the spectra of COUNT groups, all on their way before one is used; the last one again, where none
-// is left.
-template <int COUNT>
-__device__ inline void add_spectra(float2 (&v)[16], const float4* from, int group, int groups, int H) {
-  float4 two[COUNT][8];
-#pragma unroll
-  for (int a = 0; a < COUNT; ++a)
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      two[a][k] = from[(long long)min(group + a, groups - 1) * H * RINGS * (M / 2) + k * MEMBERS];
-#pragma unroll
-  for (int a = 0; a < COUNT; ++a)
-    if (group + a < groups)
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        v[2 * k] = add(v[2 * k], {two[a][k].x, two[a][k].y});
-        v[2 * k + 1] = add(v[2 * k + 1], {two[a][k].z, two[a][k].w});
-      }
-}
-
-// d_right, d_left from the sum of the groups' spectra. Of several rings each block puts down its points,
+// d_right, d_left from the sum of the groups' spectra. Of several rings each team puts down its points,
 // and picks up those of all for two parts.
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     kernel_gradient(const float4* partial, float* d_right, float* d_left, const float4* all_tables,
                     const float2* starts, int K_right, int K_left, int H, int groups) {
   Task task;
@@ -121,9 +87,22 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
   d_right += (long long)task.h * K_right, d_left += (long long)task.h * K_left;
   float2 v[16] = {};
   const float4* from = partial + ((long long)task.h * RINGS + ring) * (M / 2) + t;
-  if (groups == 1) add_spectra<1>(v, from, 0, groups, H);
-  else
-    for (int group = 0; group < groups; group += AHEAD) add_spectra<AHEAD>(v, from, group, groups, H);
+  for (int group = 0; group < groups; group += AHEAD) {
+    float4 two[AHEAD][8];  // all on their way before one is used; the last one again, where none is left
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a)
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+        two[a][k] = from[(long long)min(group + a, groups - 1) * H * RINGS * (M / 2) + k * MEMBERS];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a)
+      if (group + a < groups)
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          v[2 * k] = add(v[2 * k], {two[a][k].x, two[a][k].y});
+          v[2 * k + 1] = add(v[2 * k + 1], {two[a][k].z, two[a][k].w});
+        }
+  }
   from_spectrum(task.work, v, task.tables, t);
   team_wait();
   first_back(task.work, v, task.tables.thread(t), starts[ring * MEMBERS + t], t);
@@ -136,25 +115,24 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
   if constexpr (RINGS == 1) {
 #pragma unroll
     for (int r = 0; r < 16; ++r) write(0, r, share<0>(v, 0, r)), write(1, r, share<0>(v, 1, r));
-  } else {
+  } else if constexpr (TOGETHER) {
     turn_back(v, task.tables.first());
     float2* at = task.work + place(t);  // where only this thread has read
 #pragma unroll
     for (int r = 0; r < 16; ++r) at[r * place(MEMBERS)] = v[reversed<16>(r)];
-    cluster_wait();
+    __syncthreads();
     float2 two[16] = {};
 #pragma unroll 1
     for (int other = 0; other < RINGS; ++other) {
-      unsigned from = address_in(other, at);
+      const float2* from = at + (other - ring) * WORK;
       float4 w = task.tables.ring[(other - ring) * SHORT + ring];  // of parts 2 ring, 2 ring + 1
 #pragma unroll
       for (int r = 0; r < 16; ++r) {
-        float2 z = read_in_cluster(from + r * place(MEMBERS) * (int)sizeof(float2));
+        float2 z = from[r * place(MEMBERS)];
         two[r] = {fmaf(z.x, w.x, fmaf(z.y, w.y, two[r].x)), fmaf(z.x, w.z, fmaf(z.y, w.w, two[r].y))};
       }
     }
 #pragma unroll
     for (int r = 0; r < 16; ++r) write(2 * ring, r, two[r].x), write(2 * ring + 1, r, two[r].y);
-    cluster_wait();  // before the points go
   }
 }

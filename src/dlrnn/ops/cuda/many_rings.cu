@@ -229,8 +229,8 @@ struct Task {
   }
 };
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. What comes from memory, a ring's
-// kernel and what was kept, is on its way a pass before it is used.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. The next step's kernel is on its
+// way while this one ends.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const float* u, float* y, const float4* spectrum, const float4* all_tables,
              const float2* starts, float4* kept, int B, int L, int stride, int H, int groups) {
@@ -239,26 +239,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   kept += (long long)blockIdx.x * 8 * THREADS + threadIdx.x;
   Entry base = entry(task.bases, MEMBERS, t), of_thread = task.tables.thread(t);
   spectrum += (long long)task.h * RINGS * (M / 2) + t;
+  float2 kernel[16];
+  task.take(kernel, spectrum + team() * (M / 2), MEMBERS);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     Unit now = unit(step);
-    float2 v[16], w[16], product[16], kernel[16];
+    float2 v[16], w[16], product[16];
     if (now.row < task.rows) {  // there is a second row of three rings
       Tables tables = task.of_ring(now.ring);
       float2 start = starts[now.ring * MEMBERS + t];
-      task.take(kernel, spectrum + now.ring * (M / 2), MEMBERS);
       task.read_row(false, step, now, tables, [&] { task.others_have_read(step); });
       to_spectrum(task.work, v, tables, t, [&] { return task.last(base, now.ring); }, [&] {});
 #pragma unroll
       for (int q = 0; q < 16; ++q) product[q] = mul(v[reversed<16>(q)], kernel[q]);
-      last_back(task.work, product, t);
-      task.take_kept(w, kept, step);
-      middle_back(task.work, tables, t);
+      task.take(kernel, spectrum + unit(step + 1).ring * (M / 2), MEMBERS);
+      from_spectrum(task.work, product, tables, t);
       team_wait();
       first_back(task.work, v, of_thread, start, t);
-    } else {
-      task.take_kept(w, kept, step);
     }
+    task.take_kept(w, kept, step);
     task.end(v, w, y, kept, step, step + 1 < steps);
   }
 }
