@@ -159,6 +159,8 @@ def test_more_steps_replace(tmp_path):
     add([replace(short, records=[replace(r, note="why") for r in short.records])], tmp_path)
     add([short], tmp_path)
     assert [json.loads(line)["note"] for line in lines(tmp_path)] == ["why"]
+    add([long], tmp_path)
+    assert [json.loads(line)["note"] for line in lines(tmp_path)] == [""], "it was said of another"
 
 
 def test_a_run_is_replaced_with_all_its_metrics(tmp_path):

@@ -25,8 +25,8 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     """Write what is new; what became of each run, a sentence each.
 
     A run replaces one of the same recipe, variant and seed, with all its metrics, if it has more
-    steps, if it is the same run (judged since, say), or if `replace`. What did not change is not
-    written again. Lines that cannot be read stay as they are.
+    steps, if it is the same run (judged since, say: its note stays), or if `replace`. What did not
+    change is not written again. Lines that cannot be read stay as they are.
     """
     folder = Path(folder)
     known: dict[tuple[str, str, int, str], Record] = {}
@@ -56,7 +56,7 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
             kept = f"kept the one with {steps} steps{commit}"
             said.append(f"{what}, {kept}; --replace takes this one")
             continue
-        note = new.note or (there[0].note if there else "")
+        note = new.note or (there[0].note if there and _is_same(new, there[0]) else "")
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
         _write_files(run, folder)
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
