@@ -52,15 +52,15 @@ def layout(request, monkeypatch):
 
     class Rows:
         @staticmethod
-        def forward_rows(rows_u, length, right, left):
-            return rows_of(mixing._convolution(sequences(rows_u, length), right, left))
+        def forward_rows(u, right, left):
+            return rows_of(mixing._convolution(u, right, left)), rows_of(u)
 
         @staticmethod
         def backward_rows(rows_dy, rows_u, length, right, left):
             dy, u = sequences(rows_dy, length), sequences(rows_u, length)
             du, d_right, d_left = mixing._backward(dy, u, right, left)
             rows_dy.fill_(float("nan"))
-            return rows_of(du), d_right, d_left
+            return du.contiguous(), d_right, d_left
 
     class Ends:
         @staticmethod
@@ -77,8 +77,6 @@ def layout(request, monkeypatch):
         "_row_kernels": lambda *_: Rows,
         "fitting_kernels": lambda *_: Rows,
         "_end_kernels": lambda *_: Ends,
-        "to_rows": lambda u: [rows_of(u)],
-        "from_rows": lambda x, length, _: sequences(x, length).contiguous(),
     }.items():
         monkeypatch.setattr(mixing, name, value)
 

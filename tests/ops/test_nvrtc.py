@@ -22,11 +22,9 @@ from dlrnn.ops.cuda import (
 
 def convolve(length, right, left, dtype=torch.float32):
     """Forward and backward, of rows up to 16384."""
-    both = torch.zeros(2, right), torch.zeros(2, left)
-    (rows,) = convolution.to_rows(torch.zeros(1, length, 2, dtype=dtype))
-    convolution.forward_rows(rows, length, *both)
-    convolution.backward_rows(torch.zeros_like(rows), rows, length, *both)
-    convolution.from_rows(rows, length, dtype)
+    u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
+    convolution.forward(u, *both)
+    convolution.backward(u, u, *both)
 
 
 def convolve_long(length, right, left, dtype=torch.float32):

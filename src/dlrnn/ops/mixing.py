@@ -30,7 +30,7 @@ from dlrnn.ops.convolution import (
     fitting_kernels,
 )
 from dlrnn.ops.cuda import mixing as ends
-from dlrnn.ops.cuda.convolution import from_rows, row_stride, to_rows
+from dlrnn.ops.cuda.convolution import row_stride
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
 FUSED_CHANNELS = range(16, 257, 16)
@@ -99,8 +99,8 @@ def _convolve(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
     """Both y and u in rows; or y as it is in `convolution`, and nothing."""
     if (kernels := _row_kernels(u, right, left)) is None:
         return _convolution(u, right, left), u.new_empty(0)
-    (rows_u,) = to_rows(u)
-    return kernels.forward_rows(rows_u, u.shape[1], right, left), rows_u
+    rows_y, rows_u = kernels.forward_rows(u, right, left)
+    return rows_y, rows_u
 
 
 @_convolve.register_fake
@@ -118,9 +118,8 @@ def _rows_backward(
     """The gradients of u, no longer in rows, and of both kernels; `rows_dy` is used up."""
     kernels = fitting_kernels(_as_sequences(rows_u, length), right, left)
     assert kernels is not None
-    rows_dy = rows_dy.contiguous()
-    rows_du, d_right, d_left = kernels.backward_rows(rows_dy, rows_u, length, right, left)
-    return from_rows(rows_du, length, rows_u.dtype), d_right, d_left
+    du, d_right, d_left = kernels.backward_rows(rows_dy.contiguous(), rows_u, length, right, left)
+    return du, d_right, d_left
 
 
 @_rows_backward.register_fake

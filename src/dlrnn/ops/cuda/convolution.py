@@ -112,42 +112,56 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    u, right, left = u.contiguous(), right.contiguous(), left.contiguous()
-    plan, rows = rows_for(u.shape[1], right, left), empty_rows(u)
-    spectrum = _kernel_spectrum(right, left, plan)
-    to_rows(u, beside=[rows])
-    _convolve(rows, rows, u.shape[1], spectrum, plan)
+    rows = empty_rows(u)
+    _forward(u, right, left, rows, rows)
     return from_rows(rows, u.shape[1], u.dtype)
+
+
+def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """`forward`, as rows, and u's rows, which `backward_rows` wants."""
+    rows_y, rows_u = empty_rows(u), empty_rows(u)
+    _forward(u, right, left, rows_u, rows_y)
+    return rows_y, rows_u
+
+
+def _forward(u: Tensor, right: Tensor, left: Tensor, rows_u: Tensor, rows_y: Tensor) -> None:
+    """Into both, which may be one."""
+    u, plan = u.contiguous(), rows_for(u.shape[1], right, left)
+    spectrum = _kernel_spectrum(right, left, plan)
+    to_rows(u, beside=[rows_u])
+    _convolve(rows_u, rows_y, u.shape[1], spectrum, plan)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
     u, dy = u.contiguous(), dy.to(u.dtype).contiguous()
-    right, left = right.contiguous(), left.contiguous()
-    plan = rows_for(u.shape[1], right, left)
     rows_dy, rows_u, du = empty_rows(dy), empty_rows(u), torch.empty_like(u)
+    plan = rows_for(u.shape[1], right, left)
     spectrum = _kernel_spectrum(right, left, plan)
     to_rows(dy, u, beside=[rows_dy, rows_u])
-    partial = _correlate(rows_dy, rows_u, u.shape[1], spectrum, plan)
-    d_right, d_left = _kernel_gradient(partial, right, left, plan)
-    return from_rows(rows_dy, u.shape[1], u.dtype, beside=du), d_right, d_left
-
-
-def forward_rows(rows_u: Tensor, length: int, right: Tensor, left: Tensor) -> Tensor:
-    """`forward` of rows, fp32 [B, H, L or a little more]; `rows_u` stays as it is."""
-    rows_y = torch.empty_like(rows_u)
-    plan = rows_for(length, right, left)
-    _convolve(rows_u, rows_y, length, _kernel_spectrum(right, left, plan), plan)
-    return rows_y
+    return _backward((rows_dy, rows_u), du, (right, left), spectrum, plan)
 
 
 def backward_rows(
     rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows; `rows_dy` becomes du, `rows_u` stays."""
+    """`backward` of rows, but du is no longer in rows; `rows_dy` is used up, `rows_u` stays."""
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     plan = rows_for(length, right, left)
-    partial = _correlate(rows_dy, rows_u, length, _kernel_spectrum(right, left, plan), plan)
-    return rows_dy, *_kernel_gradient(partial, right, left, plan)
+    spectrum = _kernel_spectrum(right, left, plan)
+    return _backward((rows_dy, rows_u), du, (right, left), spectrum, plan)
+
+
+def _backward(
+    rows: tuple[Tensor, Tensor],
+    du: Tensor,
+    kernels: tuple[Tensor, Tensor],
+    spectrum: Tensor,
+    plan: Rows,
+) -> tuple[Tensor, Tensor, Tensor]:
+    partial = _correlate(*rows, du.shape[1], spectrum, plan)
+    d_right, d_left = _kernel_gradient(partial, *kernels, plan)
+    return from_rows(rows[0], du.shape[1], du.dtype, beside=du), d_right, d_left
 
 
 def _correlate(
