@@ -151,7 +151,7 @@ def test_errors_of_the_convolution():
         ops.mix(u, right, left, weight, bias)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # no longer: the kernels of the next class run on a GPU
 def emulated(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
