@@ -22,7 +22,7 @@ CASES = {
     "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=2500, batch_size=4,
                             lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
     "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
-                         steps=160, batch_size=2, lr=1e-3, **every),
+                         steps=100, batch_size=2, lr=1e-3, **every),
 }
 config = CASES[case]
 

@@ -173,11 +173,11 @@ def _bench_table1(given: argparse.Namespace) -> int:
     if given.json:
         return print_json(result)
     print_table(f"A training step, {_case(result)}", result["models"])
-    loop = result["loop"]
-    print(
-        f"the loop's own share: {loop['overhead']:.1%}"
-        f" ({loop['loop_ms']:g} against {loop['bare_ms']:g} ms of bare PyTorch)"
-    )
+    if loop := result["loop"]:
+        print(
+            f"the loop's own share: {loop['overhead']:.1%}"
+            f" ({loop['loop_ms']:g} against {loop['bare_ms']:g} ms of bare PyTorch)"
+        )
     return 0
 
 
