@@ -20,11 +20,14 @@ def error(have, want):
     return ((have.double() - want).norm() / want.norm().clamp(min=1e-300)).item()
 
 torch.manual_seed(0)
-for rows, channels, adds in [(1, 1, True), (37, 16, True), (5, 100, False), (300, 128, True)]:
-    x, added = torch.randn(2, rows, channels) * 3 + 1
-    weight, bias, dout = torch.randn(channels), torch.randn(channels), torch.randn(rows, channels)
+for rows, channels, adds, step in [
+    (1, 1, True, 1), (37, 16, True, 1), (5, 100, False, 1), (300, 128, True, 1),
+    (7, 24, False, 3), (7, 24, True, 2),  # of every third number: all tensors have strides
+]:
+    x, added, dout = (torch.randn(3, rows, step * channels) * 3 + 1)[..., ::step]
+    weight, bias = torch.randn(2, step * channels)[:, ::step]
     out, total = kernels.forward(x, added if adds else None, weight, bias, 1e-5)
-    d_total, both = kernels.backward(dout, total, weight, 1e-5)
+    d_total, both = kernels.backward(dout, total if adds else x, weight, 1e-5)
     assert (total == (x + added if adds else x)).all()
     exact = [t.double().requires_grad_() for t in (total, weight, bias)]
     want = F.layer_norm(exact[0], (channels,), *exact[1:], 1e-5)
@@ -98,6 +101,26 @@ def test_on_a_gpu(shape, adds):
         have, answers(torch.float32), answers(torch.float64), strict=True
     ):
         assert relative_error(mine, exact) < 2 * max(relative_error(plain, exact), 1e-7)
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize(
+    "strided",
+    [
+        lambda wide: wide.transpose(0, 1),
+        lambda wide: wide[:1].expand(40, 30, 64),
+        lambda wide: wide[..., ::2],
+    ],
+    ids=["transposed", "expanded", "every other channel"],
+)
+def test_strides_on_a_gpu(strided):
+    x = strided(torch.randn(40, 30, 64, device=DEVICE)).requires_grad_()
+    weight, bias = torch.randn(2, 3 * x.shape[-1], device=DEVICE)[:, ::3]
+    dout = torch.randn(x.shape[::-1], device=DEVICE).permute(2, 1, 0)
+    have, want = ops.layer_norm(x, weight, bias), F.layer_norm(x, weight.shape, weight, bias)
+    assert_close(have, want, 1e-6)
+    assert_close(*(torch.autograd.grad(y, x, dout)[0] for y in (have, want)), 1e-5)
 
 
 @pytest.mark.gpu

@@ -22,11 +22,11 @@ torch.manual_seed(0)
 for rows, count, channels in [(1, 1, 32), (37, 3, 128), (100, 16, 48), (70, 8, 500)]:
     thin, wide = torch.randn(rows, count), torch.randn(rows, channels)
     for matrix in (torch.randn(count, channels), torch.randn(channels, count).t()):
-        for bias in (torch.randn(channels), None):
+        for bias in (torch.randn(channels), torch.randn(2 * channels)[::2], None):
             have = kernels.spread(thin, matrix, bias)
             want = thin.double() @ matrix.double() + (0 if bias is None else bias)
             assert error(have, want) < 4e-7
-        for bias in (torch.randn(count), None):
+        for bias in (torch.randn(count), torch.randn(2 * count)[::2], None):
             have = kernels.gather(wide, matrix, bias)
             want = wide.double() @ matrix.double().t() + (0 if bias is None else bias)
             assert error(have, want) < 4e-7

@@ -32,7 +32,7 @@ def forward(
     """The norm of `x + added`, and that sum (x itself if there is nothing to add)."""
     x, adds = x.contiguous(), added is not None
     added = x if added is None else added.contiguous()
-    width, rows = _sizes(x)
+    weight, bias, (width, rows) = weight.contiguous(), bias.contiguous(), _sizes(x)
 
     def run(plan: tuple[int, int]) -> tuple[Tensor, Tensor]:
         tile, warps = plan
@@ -51,7 +51,8 @@ def forward(
 
 def backward(dout: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of the sum, and of weight and bias, [2, H]."""
-    dout, channels, (width, rows) = dout.contiguous(), total.shape[-1], _sizes(total)
+    dout, total, weight = dout.contiguous(), total.contiguous(), weight.contiguous()
+    channels, (width, rows) = total.shape[-1], _sizes(total)
 
     def run(plan: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
         tile, warps, programs = plan

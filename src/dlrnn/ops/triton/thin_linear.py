@@ -43,7 +43,8 @@ def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         tile, warps = plan
         height, out = max(1, tile // width), thin.new_empty(rows, channels)
         _spread[(triton.cdiv(rows, height),)](
-            *(thin, matrix, out if bias is None else bias, out, rows, *matrix.stride()),
+            *(thin, matrix, out if bias is None else bias.contiguous(), out, rows),
+            *matrix.stride(),
             *(count, channels, bias is not None, height, width),
             num_warps=warps,
         )
@@ -62,7 +63,8 @@ def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         tile, warps = plan
         height, out = max(1, tile // width), wide.new_empty(rows, count)
         _gather[(triton.cdiv(rows, height),)](
-            *(wide, matrix, out if bias is None else bias, out, rows, *matrix.stride()),
+            *(wide, matrix, out if bias is None else bias.contiguous(), out, rows),
+            *matrix.stride(),
             *(count, channels, bias is not None, depth, height, width),
             num_warps=warps,
         )
