@@ -1,12 +1,9 @@
 """`ops.mix`: the composition, whatever runs it; its kernels emulated on a CPU, and on a GPU."""
 
-import platform
-import shutil
 import sys
 
 import pytest
 import torch
-from mixing_emulator import emulate
 from support import DEVICE, assert_close, relative_error
 from torch.nn import functional as F
 
@@ -151,16 +148,6 @@ def test_errors_of_the_convolution():
         ops.mix(u, right, left, weight, bias)
 
 
-@pytest.fixture(scope="class")  # no longer: the kernels of the next class run on a GPU
-def emulated(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs a C++ compiler")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        emulate(monkeypatch, tmp_path_factory.mktemp("emulated"))
-        yield
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulation wants _Float16")
 @pytest.mark.usefixtures("emulated")
 class TestEmulated:
     @pytest.mark.parametrize(

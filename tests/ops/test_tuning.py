@@ -2,14 +2,11 @@
 
 import json
 import logging
-import platform
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
 import torch
-from mixing_emulator import emulate
 from support import DEVICE, assert_close, run_interpreted
 from test_nvrtc import compiled, mix  # noqa: F401 (a fixture)
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -343,11 +340,9 @@ def test_all_plans_in_the_interpreter():
     assert "the same" in run_interpreted(INTERPRETED)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulation wants _Float16")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(("channels", "columns"), [(16, 32), (64, 48), (128, 16)])
-def test_all_plans_emulated(channels, columns, monkeypatch, tmp_path):
-    emulate(monkeypatch, tmp_path)
+def test_all_plans_emulated(channels, columns):
     in_rows = columns > 16
     y, dout = torch.randn(2, 130, channels), torch.randn(2, 130, columns)
     y = torch.nn.functional.pad(y.transpose(1, 2), (0, 2)).contiguous() if in_rows else y

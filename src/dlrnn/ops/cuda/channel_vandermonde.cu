@@ -84,9 +84,7 @@ channel_product(const float2* W, const double2* log_lambda, float* partial, int 
 // lambda^(piece), are added at the end. With a slope the moments are conjugated, and d_log_lambda
 // is sum over rows of (Re, -Im)(W slope).
 
-__device__ inline void consumers_wait() {
-  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-}
+__device__ inline void consumers_wait() { team_barrier(1, CONSUMERS); }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
 channel_moments(const char* values, const float* back, const double2* log_lambda, const float2* W,

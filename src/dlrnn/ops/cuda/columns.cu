@@ -145,6 +145,12 @@ __device__ inline Tile tile_of_block() {
   return {across * CHANNELS, along * ALONG, (int)blockIdx.z};
 }
 
+// The same number, of which the compiler knows nothing: else it keeps an address for each entry.
+__device__ inline long long fresh(long long x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
 // The entries x_j, x_(j + PARTS S), ... of a thread, one after the other.
 template <class T>
 struct Entries {
@@ -156,8 +162,7 @@ struct Entries {
     int j = at.i + at.m * S, channel = tile.channel + at.c;
     here = x + ((long long)tile.batch * L + j) * H + channel;
     left = channel < H ? L - j : 0;
-    step = (long long)PARTS * S * H;
-    asm("" : "+l"(step));  // unknown: else the compiler keeps an address for each entry
+    step = fresh((long long)PARTS * S * H);
   }
   __device__ bool is_there() const { return left > 0; }
   __device__ void next() { here += step, left -= PARTS * S; }

@@ -1,0 +1,18 @@
+"""For the tests of kernels."""
+
+import platform
+import shutil
+
+import pytest
+from emulator import emulate
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path_factory):
+    """The CUDA kernels run on a CPU, as long as the test does; the folder of what is compiled."""
+    if platform.machine() != "x86_64" or shutil.which("g++") is None:
+        pytest.skip("needs g++ on x86-64, which has _Float16")
+    folder = tmp_path_factory.getbasetemp() / "emulated"
+    folder.mkdir(exist_ok=True)
+    emulate(monkeypatch, folder)
+    return folder

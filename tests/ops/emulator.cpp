@@ -1,0 +1,326 @@
+// What the CUDA sources of `ops.cuda` have on a GPU, on a CPU: what is written in assembler there.
+// Every thread is a fibre, one block runs after the other. A copy that goes on by itself is made as
+// late as it can be: when no thread can go on without it.
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+using std::max;
+using std::min;
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) double2 { double x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static double2 make_double2(double x, double y) { return {x, y}; }
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct Index { int x, y, z; };
+static Index threadIdx, blockIdx, blockDim, gridDim;
+static unsigned char* shared_memory;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static
+#define __align__(bytes) alignas(bytes)
+#define __launch_bounds__(...)
+
+// ------------------------------------------------------------------------- threads
+
+namespace emulator {
+constexpr int STACK = 1 << 17, PAGE = 4096;
+static ucontext_t scheduler, fibres[1024];
+static bool finished[1024];
+static long progress;  // if there is none in a whole round, nobody will ever go on
+static std::function<void()> body;
+static long long* arguments;
+static sigjmp_buf escape;
+static const char* wrong;
+[[noreturn]] static void fail(const char* text) {
+  wrong = text;
+  siglongjmp(escape, 1);
+}
+
+static void pass_on() {
+  int thread = threadIdx.x;
+  swapcontext(&fibres[thread], &scheduler);
+}
+struct Meeting {
+  int arrived, round;
+  bool arrive(int threads) {
+    progress++;
+    if (++arrived < threads) return false;
+    arrived = 0, round++;
+    return true;
+  }
+  void meet(int threads) {
+    int now = round;
+    if (!arrive(threads)) while (round == now) pass_on();
+  }
+};
+static Meeting of_block, of_groups[8], of_warps[32], of_halves[64], numbered[16];
+static void forget_meetings() {
+  of_block = {};
+  for (auto& m : of_groups) m = {};
+  for (auto& m : of_warps) m = {};
+  for (auto& m : of_halves) m = {};
+  for (auto& m : numbered) m = {};
+}
+}  // namespace emulator
+
+static void __syncthreads() { emulator::of_block.meet(blockDim.x); }
+static void __syncwarp(unsigned lanes = ~0u) {
+  if (lanes == ~0u) emulator::of_warps[threadIdx.x / 32].meet(32);
+  else emulator::of_halves[threadIdx.x / 16].meet(16);
+}
+static void team_barrier(int number, int threads) { emulator::numbered[number].meet(threads); }
+static void team_arrive(int number, int threads) { emulator::numbered[number].arrive(threads); }
+static void __threadfence() {}
+static void __threadfence_block() {}
+static unsigned atomicAdd(unsigned* at, unsigned more) { return (*at += more) - more; }
+template <class T> T from_lane(T x, int lane) {
+  static T told[1024];
+  told[threadIdx.x] = x;
+  __syncwarp();
+  T y = told[threadIdx.x / 32 * 32 + lane];
+  __syncwarp();
+  return y;
+}
+template <class T> T __shfl_xor_sync(unsigned, T x, int far) {
+  return from_lane(x, threadIdx.x % 32 ^ far);
+}
+template <class T> T __shfl_sync(unsigned, T x, int lane) { return from_lane(x, lane); }
+static void previous_done() {}
+static void start(int) {}
+
+// ------------------------------------------------------------------------- copies
+
+typedef unsigned long long Barrier;
+namespace emulator {
+struct Counts { int bytes; unsigned char all, phase; short missing; };
+static void changed(Barrier* barrier, int arrivals, int bytes) {
+  Counts* c = (Counts*)barrier;
+  c->missing -= arrivals, c->bytes += bytes, progress++;
+  if (c->missing < 0) fail("more threads arrive at a barrier than it counts");
+  if (!c->missing && !c->bytes) c->missing = c->all, c->phase ^= 1;
+}
+struct Later { int thread; bool is_vector; std::function<void()> act; };
+static std::vector<Later> later;
+static void act(bool (*which)(const Later&)) {
+  std::vector<Later> left;
+  for (auto& each : later) {
+    if (which(each)) each.act(), progress++;
+    else left.push_back(each);
+  }
+  later = left;
+}
+static void copy(void* to, const void* from, int bytes) {
+  if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) fail("a copy is not of vectors");
+  memcpy(to, from, bytes);
+}
+}  // namespace emulator
+
+static long __cvta_generic_to_shared(const void* address) {
+  return (unsigned char*)address - shared_memory;
+}
+static void barrier_start(Barrier* barrier, int arrivals = 1) {
+  *(emulator::Counts*)barrier = {0, (unsigned char)arrivals, 0, (short)arrivals};
+}
+static void barrier_expect(Barrier* barrier, int bytes) { emulator::changed(barrier, 1, bytes); }
+static void barrier_arrive(Barrier* barrier) { emulator::changed(barrier, 1, 0); }
+static void barrier_wait(Barrier* barrier, int parity) {
+  while (((emulator::Counts*)barrier)->phase == parity) emulator::pass_on();
+}
+static void before_copies() {}
+static void copy_to_shared(void* to, const void* from, int bytes, Barrier* barrier) {
+  emulator::later.push_back({threadIdx.x, false, [=] {
+    emulator::copy(to, from, bytes), emulator::changed(barrier, 0, -bytes);
+  }});
+}
+static void copy_once(void* to, const void* from, int bytes, Barrier* barrier, bool) {
+  copy_to_shared(to, from, bytes, barrier);
+}
+static void copy_vector(void* to, const void* from) {
+  emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
+}
+static void copy_async(float4* to, const float4* from) { copy_vector(to, from); }
+static void copies_wait() {
+  emulator::act([](const emulator::Later& each) {
+    return each.is_vector && each.thread == threadIdx.x;
+  });
+}
+static void barrier_arrive_after_copies(Barrier* barrier) {
+  emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
+}
+static void prefetch(const void* line) { (void)*(volatile const char*)line; }
+static float2 streamed(const float2* from) { return *from; }
+static void add_to(float4* sum, float2 a, float2 b) {
+  sum->x += a.x, sum->y += a.y, sum->z += b.x, sum->w += b.y;
+}
+template <class T> T __ldg(const T* from) { return *from; }
+
+// ------------------------------------------------------------------------- numbers
+
+template <class To, class From> To bits_of(From x) {
+  To y;
+  static_assert(sizeof x == sizeof y, "");
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
+static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
+static int __float_as_int(float x) { return bits_of<int>(x); }
+static float __int_as_float(int x) { return bits_of<float>(x); }
+static float two_to_the(float x) { return exp2f(x); }
+static float inverse(float x) { return 1 / x; }
+template <class T> T fresh(T x) { return x; }
+static void halves(float x, float y, unsigned& high, unsigned& low) {
+  _Float16 h[2] = {(_Float16)x, (_Float16)y};
+  _Float16 l[2] = {(_Float16)(x - (float)h[0]), (_Float16)(y - (float)h[1])};
+  memcpy(&high, h, 4), memcpy(&low, l, 4);
+}
+#if STORAGE_BITS == 16 && STORAGE_IS_BF16
+static unsigned short narrowed(float x) {
+  unsigned bits = __float_as_uint(x);
+  return bits + 0x7fff + (bits >> 16 & 1) >> 16;
+}
+#elif STORAGE_BITS == 16
+static float widened(unsigned short x) { return bits_of<_Float16>(x); }
+static unsigned short narrowed(float x) { return bits_of<unsigned short>((_Float16)x); }
+#endif
+
+// ------------------------------------------------------------------------- tensor cores
+
+static void products_begin() {}
+static void products_end() {}
+template <int PENDING> void products_wait() {}
+template <int COUNT> void settled(float (&)[COUNT]) {}
+template <int COUNT> void take_registers() {}
+template <int COUNT> void leave_registers() {}
+static void fewer_registers() {}
+static void more_registers() {}
+namespace emulator {
+// Of an operand in shared memory: number k of the sum, of row or column n.
+static float number(unsigned long long from, int k, int n, bool transposed) {
+  int address = (from & 0x3fff) << 4, within = transposed ? k % 8 * 8 + n % 8 : n % 8 * 8 + k % 8;
+  address += k / 8 * ((from >> 16 & 0x3fff) << 4) + n / 8 * ((from >> 32 & 0x3fff) << 4);
+  return ((_Float16*)(shared_memory + address))[within];
+}
+template <class A>
+void add_product(float* d, int count, A a, unsigned long long b, int keep, bool transposed) {
+  of_groups[threadIdx.x / 128].meet(128);
+  int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float rows[2][16];
+  for (int m = 0; m < 32; m++) rows[m / 16][m % 16] = a(16 * warp + g + m / 16 * 8, m % 16);
+  for (int i = 0; i < count; i++) {
+    float sum = 0;
+    for (int k = 0; k < 16; k++)
+      sum += rows[i / 2 % 2][k] * number(b, k, i / 4 * 8 + 2 * t + i % 2, transposed);
+    d[i] = keep ? d[i] + sum : sum;
+  }
+  of_groups[threadIdx.x / 128].meet(128);
+}
+static unsigned operands[1024][4];
+}  // namespace emulator
+template <int TRANSPOSED, int COUNT>
+void accumulate(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
+  memcpy(emulator::operands[threadIdx.x], a, 16);
+  auto of_threads = [](int m, int k) {
+    int owner = threadIdx.x / 128 * 128 + m / 16 * 32 + m % 8 * 4 + k % 8 / 2;
+    return (float)((_Float16*)&emulator::operands[owner][m / 8 % 2 + k / 8 * 2])[k % 2];
+  };
+  emulator::add_product(d, COUNT, of_threads, b, keep, TRANSPOSED);
+}
+template <int COUNT>
+void accumulate(float (&d)[COUNT], unsigned long long a, unsigned long long b, int keep) {
+  auto of_memory = [a](int m, int k) { return emulator::number(a, k, m, false); };
+  emulator::add_product(d, COUNT, of_memory, b, keep, false);
+}
+template <int COUNT>
+void multiply(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
+  accumulate<0>(d, a, b, keep);
+}
+
+// ------------------------------------------------------------------------- launch
+
+namespace emulator {
+static void out_of_bounds(int) { fail("it reads or writes beyond a tensor or its shared memory"); }
+
+// Memory that ends where nobody may read or write.
+static unsigned char* guarded(long bytes, bool take = true) {
+  static unsigned char* pages;
+  static long size;
+  if (pages) munmap(pages, size), pages = nullptr;
+  if (!take) return nullptr;
+  size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+  pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  return pages + (size - PAGE - bytes) / 128 * 128;
+}
+template <class... T, size_t... I>
+void call(void (*kernel)(T...), std::index_sequence<I...>) { kernel((T)arguments[I]...); }
+template <class... T> void call(void (*kernel)(T...)) {
+  call(kernel, std::index_sequence_for<T...>());
+}
+static void fibre() {
+  body();
+  finished[threadIdx.x] = true, progress++;
+  pass_on();
+}
+static void run_block(int threads, std::vector<char>& stacks) {
+  forget_meetings(), later.clear();
+  for (int i = 0; i < threads; i++) {
+    finished[i] = false;
+    getcontext(&fibres[i]);
+    fibres[i].uc_stack.ss_sp = stacks.data() + (long)i * STACK;
+    fibres[i].uc_stack.ss_size = STACK;
+    makecontext(&fibres[i], fibre, 0);
+  }
+  for (int left = threads, round = 0; left; round++) {
+    long before = progress;
+    for (int k = 0; k < threads; k++) {
+      int i = round % 2 ? threads - 1 - k : k;
+      if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
+    }
+    if (progress == before && later.empty()) fail("its threads wait for each other");
+    if (progress == before) act([](const Later&) { return true; });
+  }
+}
+static const char* launch(std::function<void()> kernel, const int* grid, int threads, int bytes,
+                          long long* values) {
+  body = kernel, arguments = values, blockDim.x = threads;
+  gridDim = {grid[0], grid[1], grid[2]};
+  std::vector<char> stacks((long)threads * STACK), aside(1 << 16);
+  stack_t own = {}, others;
+  own.ss_sp = aside.data(), own.ss_size = aside.size();
+  struct sigaction action = {}, before;
+  action.sa_handler = out_of_bounds, action.sa_flags = SA_ONSTACK;
+  sigaltstack(&own, &others), sigaction(SIGSEGV, &action, &before);
+  wrong = nullptr;
+  if (!sigsetjmp(escape, 1))
+    for (int i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
+      blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+      shared_memory = guarded(bytes);
+      memset(shared_memory, 0xff, bytes);  // NaN
+      run_block(threads, stacks);
+    }
+  guarded(0, false);
+  sigaction(SIGSEGV, &before, nullptr), sigaltstack(&others, nullptr);
+  return wrong;
+}
+}  // namespace emulator
+
+#define ENTRY(kernel)                                                                       \
+  extern "C" const char* run_##kernel(const int* grid, int threads, int bytes, long long* a) { \
+    return emulator::launch([] { emulator::call(kernel); }, grid, threads, bytes, a);       \
+  }

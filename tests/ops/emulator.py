@@ -1,0 +1,126 @@
+"""The CUDA sources of `ops.cuda` on a CPU, compiled by g++ behind emulator.cpp.
+
+It says whether a kernel's numbers, addresses and barriers are right, and nothing about its speed.
+Functions that are written in assembler are left out of the sources: emulator.cpp has them, tensor
+cores by their definition. Every tensor that a kernel is given ends where nobody may read or write.
+"""
+
+import ctypes
+import mmap
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from dlrnn.ops.cuda import convolution, mixing, nvrtc, vandermonde
+
+HERE = Path(__file__).with_name("emulator.cpp")
+KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s+)?(\w+)\('
+PROCESSORS = 3
+
+
+def emulate(monkeypatch, folder: Path) -> None:
+    """From now on the kernels of `ops.cuda` run here, on CPU tensors, as on a small GPU."""
+
+    def load(files, name, defines, shared_bytes, _):
+        return Kernel(_compiled(files, defines, folder), name, shared_bytes)
+
+    monkeypatch.setattr(nvrtc, "load", load)
+    properties = SimpleNamespace(multi_processor_count=PROCESSORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    for module, name in ((mixing, "_kernel"), (vandermonde, "kernel")):
+        monkeypatch.setattr(module, name, cache(getattr(module, name).__wrapped__))
+    for module, name in ((mixing, "_processors"), (convolution, "_multiprocessors")):
+        monkeypatch.setattr(module, name, lambda _: PROCESSORS)
+
+
+@cache
+def _compiled(files, defines, folder: Path) -> ctypes.CDLL:
+    return compiled("".join((nvrtc.SOURCES / file).read_text() for file in files), defines, folder)
+
+
+def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
+    """A library with all kernels of a CUDA source."""
+    source = _without_assembler(source)
+    source = re.sub(
+        r"^( *)extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
+        lambda found: (
+            f"{found[1]}{found[2]}* {found[3]} = ({found[2]}*)shared_memory;"
+            if found[1]
+            else f"#define {found[3]} (({found[2]}*)shared_memory)"
+        ),
+        source,
+        flags=re.M,
+    )
+    entries = [f"ENTRY({name})" for name in re.findall(KERNEL, source)]
+    path = folder / f"{abs(hash((source, defines)))}.cpp"
+    path.write_text("\n".join((f'#include "{HERE}"', source, *entries)))
+    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]
+    options += [f"-D{name}={value}" for name, value in defines]
+    made = path.with_suffix(".so")
+    subprocess.run(["g++", *options, path, "-o", made], check=True)
+    return ctypes.CDLL(str(made))
+
+
+def _without_assembler(source: str) -> str:
+    """Without functions that have some, and without macros that make such functions."""
+    source = re.sub(r"^#define (?:.*\\\n)*.*\bWGMMA(?:.*\\\n)*.*\n", "", source, flags=re.M)
+    source = re.sub(r"^FROM_\w+\(.*\)\n", "", source, flags=re.M)
+    kept, last = "", 0
+    for found in re.finditer(r"^(?:template <.*>\n)?__device__ inline [^;{}]*\{", source, re.M):
+        if found.start() < last:
+            continue
+        end, depth = found.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(source[end], 0)
+            end += 1
+        if re.search(r"\basm\b", source[found.start() : end]):
+            kept, last = kept + source[last : found.start()], end
+    return kept + source[last:]
+
+
+class Kernel(nvrtc.Kernel):
+    """Is called as any other, with CPU tensors."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, shared_bytes: int) -> None:
+        self._run, self._name, self._shared_bytes = library[f"run_{name}"], name, shared_bytes
+        self._run.restype = ctypes.c_char_p
+
+    def __call__(self, blocks: int | tuple[int, int, int], threads: int, *arguments) -> None:
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
+        copies = {storage.data_ptr(): _Guarded(storage) for storage in storages}
+        values = [
+            copies[x.untyped_storage().data_ptr()].address
+            + x.data_ptr()
+            - x.untyped_storage().data_ptr()
+            if isinstance(x, torch.Tensor)
+            else x
+            for x in arguments
+        ]
+        wrong = self._run(
+            *((ctypes.c_int * 3)(*grid), threads, self._shared_bytes),
+            (ctypes.c_longlong * len(values))(*values),
+        )
+        assert not wrong, f"{self._name}: {wrong.decode()}"
+        for copy in copies.values():
+            copy.back()
+
+
+class _Guarded:
+    """A copy of a tensor's memory that ends at a page nobody may touch."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._at, self._bytes, page = storage.data_ptr(), storage.nbytes(), mmap.PAGESIZE
+        room = -(-self._bytes // page) * page
+        self._pages = mmap.mmap(-1, room + page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + room), page, 0)
+        self.address = start + room - -(-self._bytes // 16) * 16
+        ctypes.memmove(self.address, self._at, self._bytes)
+
+    def back(self) -> None:
+        ctypes.memmove(self._at, self.address, self._bytes)

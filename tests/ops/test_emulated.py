@@ -1,0 +1,126 @@
+"""The CUDA kernels of convolutions and Vandermonde products on a CPU: numbers, bounds, barriers.
+
+Those of the ends are in test_mixing.py. Every kernel runs in small, on three multiprocessors, so
+that blocks have several tiles and stages are used again.
+"""
+
+import pytest
+import torch
+from convolutions import assert_16_bit_inputs_are_right, assert_twice_the_error_of_plain_pytorch
+from emulator import Kernel, compiled
+from support import relative_error
+
+from dlrnn.ops.cuda import channel_vandermonde, convolution, long_convolution, vandermonde
+
+pytestmark = pytest.mark.usefixtures("emulated")
+
+
+def inputs(batch, length, channels, right, left):
+    u, dy = torch.randn(2, batch, length, channels)
+    return u, dy, torch.randn(channels, right), torch.randn(channels, left)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "size"),
+    [
+        (convolution, (5, 300, 5, 300, 120)),  # one ring
+        (convolution, (3, 4095, 2, 4095, 7)),
+        (convolution, (2, 8191, 2, 8191, 1)),  # two
+        (convolution, (3, 9000, 1, 9000, 20)),  # three
+        (convolution, (2, 16384, 1, 16384, 0)),  # four
+        (long_convolution, (1, 20000, 3, 20000, 100)),
+        (long_convolution, (1, 65536, 2, 32768, 32768)),
+    ],
+    ids=lambda each: str(getattr(each, "__name__", each)).removeprefix("dlrnn.ops.cuda."),
+)
+def test_convolutions(kernels, size):
+    assert_twice_the_error_of_plain_pytorch(kernels, inputs(*size))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_inputs(dtype):
+    assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
+
+
+@pytest.mark.parametrize("size", [(3, 5, 7), (33, 40, 130), (32, 300, 1100)], ids=str)
+def test_vandermonde(size):
+    rows, states, length = size
+    W, log_lambda, dK = torch.randn(rows, states, 2), modes(states), torch.randn(rows, length)
+    have = vandermonde.vandermonde(W, log_lambda, length)
+    assert_right((have, *vandermonde.gradients(dK, W, log_lambda)), W, log_lambda, dK)
+    moments = vandermonde.adjoint(dK, log_lambda)
+    assert relative_error(moments * torch.tensor([1, -1]), exact(W, log_lambda, dK)[1]) < 5e-7
+
+
+@pytest.mark.parametrize("size", [(1, 3, 5, 7), (2, 2, 70, 700)], ids=str)
+def test_channel_vandermonde(size):
+    rows, channels, states, length = size
+    W, dK = torch.randn(rows, channels, states, 2), torch.randn(rows, channels, length)
+    log_lambda = modes(channels, states)
+    have = channel_vandermonde.product(W, log_lambda, length)
+    assert_right((have, *channel_vandermonde.gradients(dK, W, log_lambda)), W, log_lambda, dK)
+
+
+def modes(*shape):
+    """Of moduli from 0.7 to 1."""
+    real = -torch.rand(shape, dtype=torch.float64) * torch.linspace(0, 0.7, shape[-1])
+    return torch.stack((real, 6 * torch.rand(shape, dtype=torch.float64)), -1)
+
+
+def exact(W, log_lambda, dK):
+    """The product and its gradients by definition."""
+    W, log_lambda = W.double().requires_grad_(), log_lambda.clone().requires_grad_()
+    powers = torch.view_as_complex(log_lambda)[..., None] * torch.arange(dK.shape[-1])
+    kernel = (torch.view_as_complex(W)[..., None] * powers.exp()).sum(-2).real
+    return kernel.detach(), *torch.autograd.grad(kernel, (W, log_lambda), dK.double())
+
+
+def assert_right(have, W, log_lambda, dK):
+    for ours, wanted in zip(have, exact(W, log_lambda, dK), strict=True):
+        assert relative_error(ours, wanted) < 5e-7
+
+
+BROKEN = """
+extern "C" __global__ void __launch_bounds__(64) reads_beyond(const float* x, float* y) {
+  y[threadIdx.x] = x[threadIdx.x + 1];
+}
+extern "C" __global__ void __launch_bounds__(64) writes_beyond(const float* x, float* y) {
+  y[threadIdx.x + 4] = x[threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(64) uses_too_much(const float* x, float* y) {
+  extern __shared__ __align__(16) float memory[];
+  memory[threadIdx.x] = x[threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(64) does_not_meet(const float* x, float* y) {
+  if (threadIdx.x < 63) __syncthreads();
+}
+extern "C" __global__ void __launch_bounds__(64) does_not_wait(const float* x, float* y) {
+  extern __shared__ __align__(16) float memory[];
+  Barrier* barrier = (Barrier*)(memory + 16);
+  if (threadIdx.x == 0) barrier_start(barrier, 1), barrier_expect(barrier, 64);
+  if (threadIdx.x == 0) copy_to_shared(memory, x, 64, barrier);
+  __syncthreads();
+  y[threadIdx.x] = memory[threadIdx.x % 16];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("reads_beyond", "reads or writes beyond"),
+        ("writes_beyond", "reads or writes beyond"),
+        ("uses_too_much", "reads or writes beyond"),
+        ("does_not_meet", "wait for each other"),
+    ],
+)
+def test_a_broken_kernel_is_seen(name, message, emulated):
+    kernel = Kernel(compiled(BROKEN, (), emulated), name, 128)
+    with pytest.raises(AssertionError, match=message):
+        kernel(1, 64, torch.randn(64), torch.randn(64))
+
+
+def test_who_does_not_wait_for_a_copy_does_not_have_it(emulated):
+    y = torch.zeros(64)
+    Kernel(compiled(BROKEN, (), emulated), "does_not_wait", 128)(1, 64, torch.ones(64), y)
+    assert y.isnan().all()
