@@ -14,6 +14,7 @@ from dlrnn.report.layouts import make_tables
 from dlrnn.report.records import parse_record
 from dlrnn.report.site import write_site
 from dlrnn.train import with_overrides
+from dlrnn.train.plain import NEAR
 
 SHIFT = "table1/shift/dlr-1"
 DSS = ("--model.mixer", "dss", "--model.mixer_options.d_state", "64")
@@ -68,9 +69,8 @@ def test_a_run_that_was_stopped(values, level, tiny, tmp_path, capsys):
         assert record.stopped == ""
         assert record.is_cut
     else:
-        assert record.stopped == (
-            f"early after 20000 of 40000 steps: R2 within 0.01 of {level} for the last half of them"
-        )
+        near = f"R2 within {NEAR[level]} of {level} for the last half of them"
+        assert record.stopped == f"early after 20000 of 40000 steps: {near}"
         assert not record.is_cut
     into = ["--into", str(tmp_path / "results")]
     assert main(["results", "add", str(run), "--unfinished", *into]) == 0

@@ -107,12 +107,13 @@ def test_what_is_plain_may_stop():
     assert not may_stop(late, 8, 16), "all of the last half"
     assert may_stop([(3, 0.5), *ones[3:]], 8, 16)
     assert not may_stop([*ones[:-1], (8, math.nan)], 8, 16)
+    assert not may_stop([(step, 0.001 * step) for step, _ in noughts], 8, 16), "it creeps up"
 
 
 def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
     """Killed and gone on with, it stops at the same step with the same weights."""
     run = config(steps=400, eval_every=10, checkpoint_every=40)
-    monkeypatch.setattr(plain, "NEAR", 0.05)
+    monkeypatch.setattr(plain, "NEAR", {0: 0.05, 1: 0.05})
     result = train(tmp_path / "run", run, until_plain=True, **QUIET)
     steps = result["steps"]
     assert 30 <= steps < 400

@@ -143,7 +143,8 @@ def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
         ]
         for row in found["models"]
     ]
-    where = tag("p", f"{found['device']}, torch {found['torch']}.", class_="quiet")
+    told = f"{found['device']}, torch {found['torch']}; all in fp32, attention too."
+    where = tag("p", told, class_="quiet")
     return join(where, plain_table("Relative time per step, Tables 1 and 6", head, rows))
 
 
