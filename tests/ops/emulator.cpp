@@ -289,7 +289,7 @@ static void run_block(int threads, std::vector<char>& stacks) {
   for (int left = threads, round = 0; left; round++) {
     long before = progress;
     for (int k = 0; k < threads; k++) {
-      int i = round % 2 ? threads - 1 - k : k;
+      int i = round % 2 ? k : threads - 1 - k;  // who begins things comes last
       if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
