@@ -1,6 +1,7 @@
 """What tests of the convolutions' kernels compare: with plain PyTorch, and with float64."""
 
 import sys
+from types import SimpleNamespace
 
 import torch
 from support import relative_error
@@ -8,12 +9,10 @@ from support import relative_error
 from dlrnn import ops
 
 
-class plain_torch:  # noqa: N801
+def plain_torch():
     """`ops.convolution`'s own functions; float64 never leaves them."""
-
-    def __init__(self):
-        module = sys.modules["dlrnn.ops.convolution"]
-        self.forward, self.backward = module._convolution, module._backward
+    module = sys.modules["dlrnn.ops.convolution"]
+    return SimpleNamespace(forward=module._convolution, backward=module._backward)
 
 
 def results(kernels, u, dy, right, left):

@@ -11,10 +11,9 @@ from dlrnn.ops.cuda import nvrtc
 
 @dataclass(frozen=True)
 class Plan:
-    """How transforms of N points are spread: channels a block, blocks a multiprocessor."""
+    """How transforms of N points are spread: one a block, blocks a multiprocessor."""
 
     log2_size: int
-    channels: int
     threads: int
     blocks: int
 
@@ -23,19 +22,13 @@ class Plan:
         """N."""
         return 1 << self.log2_size
 
-    def bytes(self, signals: int) -> int:
-        """Shared memory: points (a row of padding after 16), boxes, tables, a barrier."""
-        points = self.channels * self.size
-        tables = 16 * (self.size // 16 // middle_radices(self.log2_size)[0] + 16)
-        return signals * (8 * (points + points // 16) + 4 * (points + 32)) + tables + 16
-
     @property
     def defines(self) -> nvrtc.Defines:
         """What the sources want to know at compile time."""
         return (
             ("STORAGE_BITS", 32),
             ("LOG2N", self.log2_size),
-            ("CHANNELS", self.channels),
+            ("CHANNELS", 1),
             ("THREADS", self.threads),
             ("BLOCKS", self.blocks),
         )

@@ -216,7 +216,7 @@ def _kernel_gradient(
 
 def _rows(name: str, signals: int, size: _Sizes) -> nvrtc.Kernel:
     """With shared memory for the transforms of so many signals, and a row that comes in."""
-    plan = Plan(size.ring.log2_inner, 1, size.threads, blocks=512 // size.threads)
+    plan = Plan(size.ring.log2_inner, size.threads, blocks=512 // size.threads)
     points = signals * (plan.size + plan.size // 16) + plan.size
     powers = plan.size // 16 // middle_radices(plan.log2_size)[0] + 16
     files = ("device.cuh", "butterflies.cuh", "fft.cuh", "rows.cu")
