@@ -1,10 +1,12 @@
 """What tests of the convolutions' kernels compare: with plain PyTorch, and with float64."""
 
+import math
 import sys
 from types import SimpleNamespace
 
 import torch
 from support import relative_error
+from torch.nn import functional as F
 
 from dlrnn import ops
 
@@ -13,6 +15,43 @@ def plain_torch():
     """`ops.convolution`'s own functions; float64 never leaves them."""
     module = sys.modules["dlrnn.ops.convolution"]
     return SimpleNamespace(forward=module._convolution, backward=module._backward)
+
+
+class PlainRows:
+    """The way through rows, as ops/cuda/convolution.py has it: NaN beyond the length."""
+
+    @staticmethod
+    def row_stride(length):
+        return -(-length // 4) * 4
+
+    @staticmethod
+    def spectrum_shape(length, right, left):
+        return right.shape
+
+    @staticmethod
+    def to_rows(x):
+        return F.pad(x.transpose(1, 2), (0, -x.shape[1] % 4), value=math.nan).clone()
+
+    @staticmethod
+    def from_rows(rows, length, dtype):
+        return (
+            rows[..., :length]
+            .transpose(1, 2)
+            .to(dtype)
+            .clone(memory_format=torch.contiguous_format)
+        )
+
+    @classmethod
+    def forward_rows(cls, u, right, left):
+        y = plain_torch().forward(u, right, left)
+        return cls.to_rows(y), cls.to_rows(u), right.clone()
+
+    @classmethod
+    def backward_rows(cls, rows_dy, rows_u, spectrum, right, left, *, length, dtype):
+        assert torch.equal(spectrum, right)
+        dy, u = (cls.from_rows(rows, length, dtype) for rows in (rows_dy, rows_u))
+        rows_dy.fill_(math.nan)
+        return plain_torch().backward(dy, u, right, left)
 
 
 def results(kernels, u, dy, right, left):

@@ -2,6 +2,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from convolutions import PlainRows
 from hypothesis import given
 from hypothesis import strategies as st
 from support import DEVICE, assert_close, gradients
@@ -41,6 +42,30 @@ def test_many_blocks_of_channels(monkeypatch, channels):
     assert_close(pieces, y, 1e-14)
     for have, want in zip(gradients(pieces, inputs, torch.ones_like(y)), grads, strict=True):
         assert_close(have, want, 1e-14)
+
+
+@pytest.fixture
+def through_rows(monkeypatch):
+    """`ops.convolution` as it is on a GPU, with plain PyTorch for the kernels."""
+    module = import_module("dlrnn.ops.convolution")
+    for name in ("_row_kernels", "fitting_kernels", "_layout"):
+        monkeypatch.setattr(module, name, lambda *_: PlainRows)
+    return module._through_rows
+
+
+@pytest.mark.parametrize("sizes", [(2, 7, 3, 7, 4), (1, 1, 1, 1, 1), (2, 8, 2, 5, 0)])
+def test_through_rows(through_rows, sizes):
+    inputs = signals(*sizes)
+    y, want = through_rows(*inputs), ops.convolution(*inputs)
+    assert torch.equal(y, want)
+    grad = torch.randn_like(y)
+    for _ in range(2):  # what is kept for backward survives it
+        have = torch.autograd.grad(y, inputs, grad, retain_graph=True)
+        wanted = torch.autograd.grad(want, inputs, grad, retain_graph=True)
+        for one, other in zip(have, wanted, strict=True):
+            assert_close(one, other, 1e-13)
+    torch.autograd.gradcheck(through_rows, inputs)
+    torch.autograd.gradgradcheck(through_rows, inputs)
 
 
 def test_nothing_wraps_around():

@@ -4,6 +4,8 @@ Those of the ends are in test_mixing.py. Every kernel runs in small, on three mu
 that blocks have several tiles and stages are used again.
 """
 
+import sys
+
 import pytest
 import torch
 from convolutions import assert_16_bit_inputs_are_right, assert_twice_the_error_of_plain_pytorch
@@ -40,6 +42,29 @@ def test_convolutions(kernels, size):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_inputs(dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_through_rows(dtype, monkeypatch):
+    """`ops.convolution` as it is on a GPU, to the second derivatives."""
+    module = sys.modules["dlrnn.ops.convolution"]
+    u, dy, right, left = inputs(2, 301, 3, 301, 20)
+    arguments = [x.requires_grad_() for x in (u.to(dtype), right, left)]
+    exact = [x.detach().double().requires_grad_() for x in arguments]
+    wanted = derivatives(module.convolution, exact, dy.to(dtype).double())
+    for name in ("_row_kernels", "fitting_kernels"):
+        monkeypatch.setattr(module, name, lambda *_: convolution)
+    have = derivatives(module._through_rows, arguments, dy.to(dtype))
+    for one, other in zip(have, wanted, strict=True):
+        allowed = 2e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        assert relative_error(one, other) < allowed
+
+
+def derivatives(function, arguments, dy):
+    y = function(*arguments)
+    first = torch.autograd.grad(y, arguments, dy, retain_graph=True)
+    u, right = torch.autograd.grad(y, arguments[:2], dy, create_graph=True)
+    return [y, *first, *torch.autograd.grad(u.square().sum() + right.square().sum(), arguments)]
 
 
 @pytest.mark.parametrize("size", [(3, 5, 7), (33, 40, 130), (32, 300, 1100)], ids=str)

@@ -4,13 +4,14 @@ import sys
 
 import pytest
 import torch
+from convolutions import PlainRows
 from support import DEVICE, assert_close, relative_error
 from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.ops.cuda import mixing as kernels
 
-mixing = sys.modules["dlrnn.ops.mixing"]
+convolution, mixing = (sys.modules[f"dlrnn.ops.{name}"] for name in ("convolution", "mixing"))
 
 
 def made(batch, length, channels, columns, right, left, dtype=torch.float64, device="cpu"):
@@ -33,49 +34,32 @@ def composed(u, right, left, weight, bias, activation, glu=False):
 
 def of_ops(u, right, left, weight, bias, activation):
     """What `mix` does on a GPU."""
-    y, rows_u = mixing._convolve(u, right, left)
+    y, rows_u, _ = convolution.convolve(u, right, left)
     return mixing._ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
-@pytest.fixture(params=["channel-last", "rows"])
+@pytest.fixture(params=["channel-last", "rows", "rows, plain ends"])
 def layout(request, monkeypatch):
     """The way through rows, with plain PyTorch for the kernels."""
     if request.param == "channel-last":
         return
-    sequences = mixing._as_sequences
+    monkeypatch.setattr(convolution, "_row_kernels", lambda *_: PlainRows)
+    monkeypatch.setattr(convolution, "fitting_kernels", lambda *_: PlainRows)
+    if request.param == "rows":
+        monkeypatch.setattr(mixing, "_end_kernels", lambda *_: PlainEnds)
 
-    def rows_of(x):
-        return F.pad(x.transpose(1, 2), (0, -x.shape[1] % 4), value=float("nan")).clone()
 
-    class Rows:
-        @staticmethod
-        def forward_rows(u, right, left):
-            return rows_of(mixing._convolution(u, right, left)), rows_of(u)
+class PlainEnds:
+    @staticmethod
+    def forward(y, length, weight, bias, activation, *, in_rows):
+        y = convolution.as_sequences(y, length)
+        return F.linear(mixing._activated(y, activation), weight, bias)
 
-        @staticmethod
-        def backward_rows(rows_dy, rows_u, length, right, left):
-            dy, u = sequences(rows_dy, length), sequences(rows_u, length)
-            du, d_right, d_left = mixing._backward(dy, u, right, left)
-            rows_dy.fill_(float("nan"))
-            return du.contiguous(), d_right, d_left
-
-    class Ends:
-        @staticmethod
-        def forward(y, length, weight, bias, activation, *, in_rows):
-            return F.linear(mixing._activated(sequences(y, length), activation), weight, bias)
-
-        @staticmethod
-        def backward(dout, y, weight, activation, *, in_rows):
-            y = sequences(y, dout.shape[1])
-            dy, *others = mixing._plain_backward(dout, y, weight, activation)
-            return rows_of(dy), *others
-
-    for name, value in {
-        "_row_kernels": lambda *_: Rows,
-        "fitting_kernels": lambda *_: Rows,
-        "_end_kernels": lambda *_: Ends,
-    }.items():
-        monkeypatch.setattr(mixing, name, value)
+    @staticmethod
+    def backward(dout, y, weight, activation, *, in_rows):
+        y = convolution.as_sequences(y, dout.shape[1])
+        dy, *others = mixing._plain_backward(dout, y, weight, activation, False)
+        return PlainRows.to_rows(dy), *others
 
 
 @pytest.mark.parametrize("activation", ["gelu", "identity", "relu", "silu"])
@@ -134,7 +118,7 @@ def test_third_derivatives(layout):
 
 def test_opcheck():
     u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
-    torch.library.opcheck(mixing._convolve, (u, right, left))
+    torch.library.opcheck(convolution.convolve, (u, right, left))
     y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(mixing._ends, (y, weight, bias, "gelu", 6, False))
     dout = torch.randn(2, 6, 3, dtype=torch.float64)

@@ -7,6 +7,9 @@ The Toeplitz matrix of the two kernels sits inside a circulant one of size
 to transform. Channels are done a few at a time: temporaries stay in the cache of a CPU, and the
 memory stays of the order of u. Spectra are computed again in backward instead of stored.
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
+
+On a GPU up to 16384 positions are convolved in rows [B, H, L] of fp32 (ops/cuda/convolution.py);
+u's rows and the kernels' spectrum are kept for backward.
 """
 
 from collections.abc import Iterator
@@ -34,7 +37,7 @@ def convolution(
     check_kernels(u, right, left)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
         return _direct(u, right)
-    y: Tensor = _convolution(u, right, left)
+    y: Tensor = (_through_rows if u.is_cuda else _convolution)(u, right, left)
     return y
 
 
@@ -147,6 +150,152 @@ def _second_gradients(
 
 _convolution.register_autograd(_gradients, setup_context=_setup)
 _backward.register_autograd(_second_gradients, setup_context=_setup)
+
+
+# ---------------------------------------------------------------------------------- in rows
+
+
+def _through_rows(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+    y, rows_u, _ = convolve(u, right, left)
+    result: Tensor = _from_rows(y, u.shape[1], u.dtype) if rows_u.dim() == 3 else y
+    return result
+
+
+@torch.library.custom_op("dlrnn::convolve", mutates_args=())
+def convolve(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of y and u, and the kernels' spectrum; or y as it is in `convolution`, and nothing."""
+    if (kernels := _row_kernels(u, right, left)) is None:
+        return _convolution(u, right, left), u.new_empty(0), u.new_empty(0)
+    rows_y, rows_u, spectrum = kernels.forward_rows(u, right, left)
+    return rows_y, rows_u, spectrum
+
+
+@convolve.register_fake
+def _(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if (kernels := _row_kernels(u, right, left)) is None:
+        return u.new_empty(u.shape), u.new_empty(0), u.new_empty(0)
+    shape = u.shape[0], u.shape[2], kernels.row_stride(u.shape[1])
+    spectrum = right.new_empty(kernels.spectrum_shape(u.shape[1], right, left))
+    return right.new_empty(shape), right.new_empty(shape), spectrum
+
+
+@torch.library.custom_op("dlrnn::convolve_rows_backward", mutates_args=("rows_dy",))
+def _rows_backward(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    spectrum: Tensor,
+    right: Tensor,
+    left: Tensor,
+    length: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of u, no longer in rows, and of both kernels; `rows_dy` is used up."""
+    kernels = fitting_kernels(as_sequences(rows_u, length), right, left)
+    assert kernels is not None
+    du, d_right, d_left = kernels.backward_rows(
+        rows_dy.contiguous(), rows_u, spectrum, right, left, length=length, dtype=dtype
+    )
+    return du, d_right, d_left
+
+
+@_rows_backward.register_fake
+def _(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    spectrum: Tensor,
+    right: Tensor,
+    left: Tensor,
+    length: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
+    return du, right.new_empty(right.shape), left.new_empty(left.shape)
+
+
+def _setup_convolve(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    (u, right, left), (_, rows_u, spectrum) = inputs, output
+    ctx.in_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
+    ctx.save_for_backward(rows_u if ctx.in_rows else u, right, left, spectrum)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*((spectrum,) if ctx.in_rows else (rows_u, spectrum)))
+
+
+def _convolve_gradients(
+    ctx: Any, dy: Tensor | None, d_rows: Tensor | None, _: None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """`d_rows` comes from second derivatives only: the rows are u's."""
+    source, right, left, spectrum = ctx.saved_tensors
+    du = None if d_rows is None else as_sequences(d_rows, ctx.length).to(ctx.dtype)
+    if dy is None:
+        return du, None, None
+    if not ctx.in_rows:
+        more, d_right, d_left = _backward(dy, source, right, left)
+    elif torch.is_grad_enabled():  # somebody wants second derivatives: `_backward` has them
+        dy, u = as_sequences(dy, ctx.length), as_sequences(source, ctx.length)
+        more, d_right, d_left = _backward(dy, u, right, left)
+        more = more.to(ctx.dtype)
+    else:
+        more, d_right, d_left = _rows_backward(
+            dy, source, spectrum, right, left, ctx.length, ctx.dtype
+        )
+    return more if du is None else du + more, d_right, d_left
+
+
+convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)
+
+
+def as_sequences(rows: Tensor, length: int) -> Tensor:
+    """A view [B, L, H] of rows [B, H, .]."""
+    return rows[..., :length].transpose(1, 2)
+
+
+@torch.library.custom_op("dlrnn::from_rows", mutates_args=())
+def _from_rows(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Rows [B, H, .] of fp32 -> [B, L, H]."""
+    result: Tensor = _layout().from_rows(rows.contiguous(), length, dtype)
+    return result
+
+
+@_from_rows.register_fake
+def _(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    return rows.new_empty(rows.shape[0], length, rows.shape[1], dtype=dtype)
+
+
+@torch.library.custom_op("dlrnn::to_rows", mutates_args=())
+def _to_rows(x: Tensor) -> Tensor:
+    """[B, L, H] -> rows of fp32."""
+    result: Tensor = _layout().to_rows(x)
+    return result
+
+
+@_to_rows.register_fake
+def _(x: Tensor) -> Tensor:
+    shape = x.shape[0], x.shape[2], _layout().row_stride(x.shape[1])
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _setup_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.length, ctx.dtype = inputs[0].shape[1], inputs[0].dtype
+
+
+_from_rows.register_autograd(lambda ctx, dy: (_to_rows(dy), None, None))
+_to_rows.register_autograd(
+    lambda ctx, d_rows: _from_rows(d_rows, ctx.length, ctx.dtype), setup_context=_setup_layout
+)
+
+
+# ---------------------------------------------------------------------------------- which kernels
+
+
+def _layout() -> ModuleType:
+    from dlrnn.ops.cuda import convolution
+
+    return convolution
+
+
+def _row_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
+    kernels = _fused(u, right, left)
+    return kernels if hasattr(kernels, "forward_rows") else None
 
 
 def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:

@@ -112,56 +112,46 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    rows = empty_rows(u)
-    _forward(u, right, left, rows, rows)
-    return from_rows(rows, u.shape[1], u.dtype)
+    rows_y, _, _ = forward_rows(u, right, left)
+    return from_rows(rows_y, u.shape[1], u.dtype)
 
 
-def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    """`forward`, as rows, and u's rows, which `backward_rows` wants."""
-    rows_y, rows_u = empty_rows(u), empty_rows(u)
-    _forward(u, right, left, rows_u, rows_y)
-    return rows_y, rows_u
-
-
-def _forward(u: Tensor, right: Tensor, left: Tensor, rows_u: Tensor, rows_y: Tensor) -> None:
-    """Into both, which may be one."""
+def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward`, as rows; and what `backward_rows` wants: u's rows and the kernels' spectrum."""
     u, plan = u.contiguous(), rows_for(u.shape[1], right, left)
+    rows_y, rows_u = empty_rows(u), empty_rows(u)
     spectrum = _kernel_spectrum(right, left, plan)
-    to_rows(u, beside=[rows_u])
+    to_rows(u, beside=rows_u)
     _convolve(rows_u, rows_y, u.shape[1], spectrum, plan)
+    return rows_y, rows_u, spectrum
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    u, dy = u.contiguous(), dy.to(u.dtype).contiguous()
-    rows_dy, rows_u, du = empty_rows(dy), empty_rows(u), torch.empty_like(u)
-    plan = rows_for(u.shape[1], right, left)
-    spectrum = _kernel_spectrum(right, left, plan)
-    to_rows(dy, u, beside=[rows_dy, rows_u])
-    return _backward((rows_dy, rows_u), du, (right, left), spectrum, plan)
+    spectrum = _kernel_spectrum(right, left, rows_for(u.shape[1], right, left))
+    return backward_rows(
+        to_rows(dy), to_rows(u), spectrum, right, left, length=u.shape[1], dtype=u.dtype
+    )
 
 
 def backward_rows(
-    rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows, but du is no longer in rows; `rows_dy` is used up, `rows_u` stays."""
-    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
-    plan = rows_for(length, right, left)
-    spectrum = _kernel_spectrum(right, left, plan)
-    return _backward((rows_dy, rows_u), du, (right, left), spectrum, plan)
-
-
-def _backward(
-    rows: tuple[Tensor, Tensor],
-    du: Tensor,
-    kernels: tuple[Tensor, Tensor],
+    rows_dy: Tensor,
+    rows_u: Tensor,
     spectrum: Tensor,
-    plan: Rows,
+    right: Tensor,
+    left: Tensor,
+    *,
+    length: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    partial = _correlate(*rows, du.shape[1], spectrum, plan)
-    d_right, d_left = _kernel_gradient(partial, *kernels, plan)
-    return from_rows(rows[0], du.shape[1], du.dtype, beside=du), d_right, d_left
+    """`backward` of rows; du, in `dtype`, is no longer in rows. `rows_dy` is used up; of the
+    kernels only their sizes are read.
+    """
+    plan = rows_for(length, right, left)
+    du = torch.empty((rows_u.shape[0], length, rows_u.shape[1]), dtype=dtype, device=rows_u.device)
+    partial = _correlate(rows_dy, rows_u, length, spectrum, plan)
+    d_right, d_left = _kernel_gradient(partial, right, left, plan)
+    return from_rows(rows_dy, length, dtype, beside=du), d_right, d_left
 
 
 def _correlate(
@@ -238,17 +228,16 @@ def _load(
 # writes, and write only where memory had been allocated, and inputs copied, before that launch.
 
 
-def to_rows(*tensors: Tensor, beside: list[Tensor] | None = None) -> list[Tensor]:
-    """[B, L, H] -> fp32 [B, H, L or a little more], of one tensor or two in one launch; into
-    `beside`, if it may run beside the launch before.
+def to_rows(x: Tensor, beside: Tensor | None = None) -> Tensor:
+    """[B, L, H] -> fp32 [B, H, L or a little more]; into `beside`, if it may run beside the launch
+    before.
     """
-    batch, length, channels = tensors[0].shape
-    tensors, device = tuple(x.contiguous() for x in tensors), tensors[0].device
-    rows = beside or [empty_rows(x) for x in tensors]
+    (batch, length, channels), x = x.shape, x.contiguous()
+    rows = empty_rows(x) if beside is None else beside
     blocks = batch * -(-length // 128) * -(-channels // 32)
-    _load_layout("to_rows", tensors[0].dtype, device)(
-        *(blocks * len(tensors), 256, tensors[0], tensors[-1], rows[0], rows[-1]),
-        *(length, channels, rows[0].shape[2], _aligned(*tensors), blocks, int(beside is not None)),
+    _load_layout("to_rows", x.dtype, x.device)(
+        *(blocks, 256, x, rows, length, channels, rows.shape[2], _aligned(x)),
+        int(beside is not None),
     )
     return rows
 
@@ -281,9 +270,9 @@ def row_stride(length: int) -> int:
     return -(-length // 4) * 4
 
 
-def _aligned(*tensors: Tensor) -> int:
+def _aligned(x: Tensor) -> int:
     """Four channels lie on an address that a vector may have."""
-    return int(all(x.shape[2] % 4 == 0 and x.data_ptr() % 16 == 0 for x in tensors))
+    return int(x.shape[2] % 4 == 0 and x.data_ptr() % 16 == 0)
 
 
 def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.Kernel:
@@ -294,6 +283,11 @@ def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.K
 
 
 # ---------------------------------------------------------------------------------- kernels
+
+
+def spectrum_shape(length: int, right: Tensor, left: Tensor) -> tuple[int, int, int]:
+    """Of what `forward_rows` gives."""
+    return right.shape[0], rows_for(length, right, left).size, 2
 
 
 def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:

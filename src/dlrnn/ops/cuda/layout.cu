@@ -38,15 +38,10 @@ __device__ inline void end(int beside) {
   if (beside) previous_done();
 }
 
-// The first `half` blocks read x, the others x2.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    to_rows(const Stored* x, const Stored* x2, float* rows, float* rows2, int L, int H, int stride,
-            int aligned, int half, int beside) {
+    to_rows(const Stored* from, float* to, int L, int H, int stride, int aligned, int beside) {
   __shared__ float tile[CHANNELS][POSITIONS + 1];
-  bool second = (int)blockIdx.x >= half;
-  const Stored* from = second ? x2 : x;
-  float* to = second ? rows2 : rows;
-  Tile at(second ? blockIdx.x - half : blockIdx.x, L, H, stride, aligned);
+  Tile at(blockIdx.x, L, H, stride, aligned);
   Stored4 four[STEPS];
   start(beside);
   if (at.whole) {
