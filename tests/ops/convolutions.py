@@ -25,10 +25,6 @@ class PlainRows:
         return -(-length // 4) * 4
 
     @staticmethod
-    def spectrum_shape(length, right, left):
-        return right.shape
-
-    @staticmethod
     def to_rows(x):
         return F.pad(x.transpose(1, 2), (0, -x.shape[1] % 4), value=math.nan).clone()
 
@@ -44,11 +40,10 @@ class PlainRows:
     @classmethod
     def forward_rows(cls, u, right, left):
         y = plain_torch().forward(u, right, left)
-        return cls.to_rows(y), cls.to_rows(u), right.clone()
+        return cls.to_rows(y), cls.to_rows(u)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, spectrum, right, left, *, length, dtype):
-        assert torch.equal(spectrum, right)
+    def backward_rows(cls, rows_dy, rows_u, right, left, *, length, dtype):
         dy, u = (cls.from_rows(rows, length, dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(math.nan)
         return plain_torch().backward(dy, u, right, left)

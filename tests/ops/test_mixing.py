@@ -34,7 +34,7 @@ def composed(u, right, left, weight, bias, activation, glu=False):
 
 def of_ops(u, right, left, weight, bias, activation):
     """What `mix` does on a GPU."""
-    y, rows_u, _ = convolution.convolve(u, right, left)
+    y, rows_u = convolution.convolve(u, right, left)
     return mixing._ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
@@ -43,8 +43,8 @@ def layout(request, monkeypatch):
     """The way through rows, with plain PyTorch for the kernels."""
     if request.param == "channel-last":
         return
-    monkeypatch.setattr(convolution, "_row_kernels", lambda *_: PlainRows)
-    monkeypatch.setattr(convolution, "fitting_kernels", lambda *_: PlainRows)
+    monkeypatch.setattr(convolution, "_has_rows", lambda *_: True)
+    monkeypatch.setattr(convolution, "row_kernels", PlainRows)
     if request.param == "rows":
         monkeypatch.setattr(mixing, "_end_kernels", lambda *_: PlainEnds)
 

@@ -9,7 +9,7 @@ memory stays of the order of u. Spectra are computed again in backward instead o
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 
 On a GPU up to 16384 positions are convolved in rows [B, H, L] of fp32 (ops/cuda/convolution.py);
-u's rows and the kernels' spectrum are kept for backward.
+u's rows are kept for backward.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from dlrnn.ops.backends import backend_for, is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform
+from dlrnn.ops.cuda import convolution as row_kernels
+from dlrnn.ops.cuda import long_convolution
 
 # Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
 DIRECT = 4
@@ -156,44 +158,40 @@ _backward.register_autograd(_second_gradients, setup_context=_setup)
 
 
 def _through_rows(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    y, rows_u, _ = convolve(u, right, left)
+    y, rows_u = convolve(u, right, left)
     result: Tensor = _from_rows(y, u.shape[1], u.dtype) if rows_u.dim() == 3 else y
     return result
 
 
 @torch.library.custom_op("dlrnn::convolve", mutates_args=())
-def convolve(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of y and u, and the kernels' spectrum; or y as it is in `convolution`, and nothing."""
-    if (kernels := _row_kernels(u, right, left)) is None:
-        return _convolution(u, right, left), u.new_empty(0), u.new_empty(0)
-    rows_y, rows_u, spectrum = kernels.forward_rows(u, right, left)
-    return rows_y, rows_u, spectrum
+def convolve(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """Both y and u in rows; or y as it is in `convolution`, and nothing."""
+    if not _has_rows(u, right, left):
+        return _convolution(u, right, left), u.new_empty(0)
+    rows_y, rows_u = row_kernels.forward_rows(u, right, left)
+    return rows_y, rows_u
 
 
 @convolve.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if (kernels := _row_kernels(u, right, left)) is None:
-        return u.new_empty(u.shape), u.new_empty(0), u.new_empty(0)
-    shape = u.shape[0], u.shape[2], kernels.row_stride(u.shape[1])
-    spectrum = right.new_empty(kernels.spectrum_shape(u.shape[1], right, left))
-    return right.new_empty(shape), right.new_empty(shape), spectrum
+def _(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    if not _has_rows(u, right, left):
+        return u.new_empty(u.shape), u.new_empty(0)
+    shape = u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1])
+    return right.new_empty(shape), right.new_empty(shape)
 
 
 @torch.library.custom_op("dlrnn::convolve_rows_backward", mutates_args=("rows_dy",))
 def _rows_backward(  # noqa: PLR0917
     rows_dy: Tensor,
     rows_u: Tensor,
-    spectrum: Tensor,
     right: Tensor,
     left: Tensor,
     length: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u, no longer in rows, and of both kernels; `rows_dy` is used up."""
-    kernels = fitting_kernels(as_sequences(rows_u, length), right, left)
-    assert kernels is not None
-    du, d_right, d_left = kernels.backward_rows(
-        rows_dy.contiguous(), rows_u, spectrum, right, left, length=length, dtype=dtype
+    du, d_right, d_left = row_kernels.backward_rows(
+        rows_dy.contiguous(), rows_u, right, left, length=length, dtype=dtype
     )
     return du, d_right, d_left
 
@@ -202,7 +200,6 @@ def _rows_backward(  # noqa: PLR0917
 def _(  # noqa: PLR0917
     rows_dy: Tensor,
     rows_u: Tensor,
-    spectrum: Tensor,
     right: Tensor,
     left: Tensor,
     length: int,
@@ -213,18 +210,19 @@ def _(  # noqa: PLR0917
 
 
 def _setup_convolve(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    (u, right, left), (_, rows_u, spectrum) = inputs, output
+    (u, right, left), (_, rows_u) = inputs, output
     ctx.in_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
-    ctx.save_for_backward(rows_u if ctx.in_rows else u, right, left, spectrum)
+    ctx.save_for_backward(rows_u if ctx.in_rows else u, right, left)
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*((spectrum,) if ctx.in_rows else (rows_u, spectrum)))
+    if not ctx.in_rows:
+        ctx.mark_non_differentiable(rows_u)
 
 
 def _convolve_gradients(
-    ctx: Any, dy: Tensor | None, d_rows: Tensor | None, _: None
+    ctx: Any, dy: Tensor | None, d_rows: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
-    source, right, left, spectrum = ctx.saved_tensors
+    source, right, left = ctx.saved_tensors
     du = None if d_rows is None else as_sequences(d_rows, ctx.length).to(ctx.dtype)
     if dy is None:
         return du, None, None
@@ -235,9 +233,7 @@ def _convolve_gradients(
         more, d_right, d_left = _backward(dy, u, right, left)
         more = more.to(ctx.dtype)
     else:
-        more, d_right, d_left = _rows_backward(
-            dy, source, spectrum, right, left, ctx.length, ctx.dtype
-        )
+        more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length, ctx.dtype)
     return more if du is None else du + more, d_right, d_left
 
 
@@ -252,7 +248,7 @@ def as_sequences(rows: Tensor, length: int) -> Tensor:
 @torch.library.custom_op("dlrnn::from_rows", mutates_args=())
 def _from_rows(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Rows [B, H, .] of fp32 -> [B, L, H]."""
-    result: Tensor = _layout().from_rows(rows.contiguous(), length, dtype)
+    result: Tensor = row_kernels.from_rows(rows.contiguous(), length, dtype)
     return result
 
 
@@ -264,13 +260,13 @@ def _(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("dlrnn::to_rows", mutates_args=())
 def _to_rows(x: Tensor) -> Tensor:
     """[B, L, H] -> rows of fp32."""
-    result: Tensor = _layout().to_rows(x)
+    result: Tensor = row_kernels.to_rows(x)
     return result
 
 
 @_to_rows.register_fake
 def _(x: Tensor) -> Tensor:
-    shape = x.shape[0], x.shape[2], _layout().row_stride(x.shape[1])
+    shape = x.shape[0], x.shape[2], row_kernels.row_stride(x.shape[1])
     return x.new_empty(shape, dtype=torch.float32)
 
 
@@ -287,31 +283,17 @@ _to_rows.register_autograd(
 # ---------------------------------------------------------------------------------- which kernels
 
 
-def _layout() -> ModuleType:
-    from dlrnn.ops.cuda import convolution
-
-    return convolution
-
-
-def _row_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
-    kernels = _fused(u, right, left)
-    return kernels if hasattr(kernels, "forward_rows") else None
+def _has_rows(u: Tensor, right: Tensor, left: Tensor) -> bool:
+    return _fused(u, right, left) is row_kernels
 
 
 def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
     """Our own kernels, if they are there and take these tensors."""
     if backend_for("convolution")[0] != "fused":
         return None
-    kernels = fitting_kernels(u, right, left)
+    every = row_kernels, long_convolution
+    kernels = next((kernels for kernels in every if kernels.supports(u, right, left)), None)
     return kernels if is_fused("convolution", supported=kernels is not None) else None
-
-
-def fitting_kernels(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
-    """Our own kernels that take these tensors, whatever the backend."""
-    from dlrnn.ops.cuda import convolution, long_convolution
-
-    kernels = (convolution, long_convolution)
-    return next((kernel for kernel in kernels if kernel.supports(u, right, left)), None)
 
 
 def _size(u: Tensor, right: Tensor, left: Tensor) -> int:

@@ -112,43 +112,42 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    rows_y, _, _ = forward_rows(u, right, left)
+    rows_y, _ = forward_rows(u, right, left)
     return from_rows(rows_y, u.shape[1], u.dtype)
 
 
-def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward`, as rows; and what `backward_rows` wants: u's rows and the kernels' spectrum."""
+def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """`forward`, as rows, and u's rows, which `backward_rows` wants."""
     u, plan = u.contiguous(), rows_for(u.shape[1], right, left)
     rows_y, rows_u = empty_rows(u), empty_rows(u)
     spectrum = _kernel_spectrum(right, left, plan)
     to_rows(u, beside=rows_u)
     _convolve(rows_u, rows_y, u.shape[1], spectrum, plan)
-    return rows_y, rows_u, spectrum
+    return rows_y, rows_u
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    spectrum = _kernel_spectrum(right, left, rows_for(u.shape[1], right, left))
-    return backward_rows(
-        to_rows(dy), to_rows(u), spectrum, right, left, length=u.shape[1], dtype=u.dtype
-    )
+    rows = to_rows(dy), to_rows(u)
+    return backward_rows(*rows, right, left, length=u.shape[1], dtype=u.dtype)
 
 
 def backward_rows(
     rows_dy: Tensor,
     rows_u: Tensor,
-    spectrum: Tensor,
     right: Tensor,
     left: Tensor,
     *,
     length: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows; du, in `dtype`, is no longer in rows. `rows_dy` is used up; of the
-    kernels only their sizes are read.
+    """`backward` of rows, but du, in `dtype`, is no longer in rows. `rows_dy` is used up.
+
+    The kernels' spectrum is made again: kept, it would be two u of a batch of one.
     """
     plan = rows_for(length, right, left)
     du = torch.empty((rows_u.shape[0], length, rows_u.shape[1]), dtype=dtype, device=rows_u.device)
+    spectrum = _kernel_spectrum(right, left, plan)
     partial = _correlate(rows_dy, rows_u, length, spectrum, plan)
     d_right, d_left = _kernel_gradient(partial, right, left, plan)
     return from_rows(rows_dy, length, dtype, beside=du), d_right, d_left
@@ -283,11 +282,6 @@ def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.K
 
 
 # ---------------------------------------------------------------------------------- kernels
-
-
-def spectrum_shape(length: int, right: Tensor, left: Tensor) -> tuple[int, int, int]:
-    """Of what `forward_rows` gives."""
-    return right.shape[0], rows_for(length, right, left).size, 2
 
 
 def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
