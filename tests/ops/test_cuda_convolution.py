@@ -11,6 +11,8 @@ from convolutions import (
     results,
 )
 from support import DEVICE, relative_error
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dlrnn import ops
 from dlrnn.ops.cuda import convolution, long_convolution
@@ -52,7 +54,7 @@ def test_rows_fit(rows):
     assert plan.teams * plan.members % 32 == 0
     for size in (plan.forward_bytes, plan.backward_bytes):
         assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
-    assert plan.bytes(plan.rings, rings=plan.rings) + 1024 <= MULTIPROCESSOR_BYTES
+    assert plan.largest_bytes <= convolution.HOPPER_BYTES
     tables, starts = convolution.ring_tables(plan, torch.device("cpu"))
     assert len(tables) == 32 + plan.rings * (plan.rings + 36) + (1 + plan.rings) * 2 * plan.members
     assert starts.shape == (plan.rings, plan.members, 2)
@@ -123,6 +125,24 @@ def test_refused_on_a_cpu():
     u, kernel = torch.zeros(1, 500, 2), torch.zeros(2, 500)
     for kernels in (convolution, long_convolution):
         assert not kernels.supports(u, kernel, kernel)
+
+
+@pytest.mark.parametrize("length", [200, 9000, 20000])
+def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
+    """Whether the kernels take u depends on bounds of its length, and on nothing finer."""
+    for kernels in (convolution, long_convolution):
+        monkeypatch.setattr(kernels.nvrtc, "available", lambda: True)
+    monkeypatch.setattr(convolution, "_shared_bytes", lambda _: convolution.HOPPER_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])
+    right = mode.from_tensor(torch.empty(4, length), symbolic_context=sizes)
+    with mode:
+        u = torch.empty(2, right.shape[1], 4, device="cuda")
+    found = [kernels.supports(u, right, right) for kernels in (convolution, long_convolution)]
+    assert found == [length <= 2**14, length > 2**14]
+    assert isinstance(u.shape[1], torch.SymInt)
+    assert u.shape[1].node.maybe_as_int() is None, "one length is all that the graph takes"
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from dlrnn.ops.cuda.fft import roots
 
 SHORTEST, LONGEST = 8, 14  # log2 N
 LARGEST_RING = 4096
+HOPPER_BYTES = 232448  # of shared memory that a block may have
 STORAGE = {torch.float32: (32, 0), torch.bfloat16: (16, 1), torch.float16: (16, 0)}
 
 
@@ -102,12 +103,20 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
         u.is_cuda
         and u.dtype in STORAGE
         and right.dtype == left.dtype == torch.float32
-        and 2**SHORTEST // 2 < u.shape[1] <= 2**LONGEST
-        and u.numel() > 0
+        and bool(2**SHORTEST // 2 < u.shape[1] <= 2**LONGEST)
+        and bool(u.numel() > 0)
         and torch.cuda.get_device_capability(u.device) >= (9, 0)
         and nvrtc.available()
-        and rows_for(u.shape[1], right, left).largest_bytes <= _shared_bytes(u.device)
+        and _fits(u, right, left)
     )
+
+
+def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
+    """Into a block's shared memory: a Hopper GPU's fits all, and asks for no plan, which would tie
+    a compiled graph to the length.
+    """
+    room = _shared_bytes(u.device)
+    return room >= HOPPER_BYTES or rows_for(u.shape[1], right, left).largest_bytes <= room
 
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
@@ -322,7 +331,7 @@ def _multiprocessors(device: torch.device) -> int:
 def _shared_bytes(device: torch.device) -> int:
     """Of a block, if PyTorch tells; a Hopper GPU's else."""
     properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", 232448)
+    return getattr(properties, "shared_memory_per_block_optin", HOPPER_BYTES)
 
 
 @cache

@@ -26,8 +26,8 @@ def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
         u.is_cuda
         and u.dtype in STORAGE
         and right.dtype == left.dtype == torch.float32
-        and 2**SHORTEST // 2 < u.shape[1] <= 2**LONGEST
-        and u.numel() > 0
+        and bool(2**SHORTEST // 2 < u.shape[1] <= 2**LONGEST)
+        and bool(u.numel() > 0)
         and torch.cuda.get_device_capability(u.device) >= (9, 0)
         and nvrtc.available()
     )
