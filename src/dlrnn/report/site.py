@@ -48,6 +48,8 @@ def write_site(
     drawn["explorer.html"] = explorer({run.key: run.name for run in kept}, missing)
     for name, main in drawn.items():
         content[name] = _page(name, main, said).encode(errors="replace")
+    for old in (out / "layers").glob("[0-9]*-*.js"):  # of a site that was here before
+        old.unlink()
     for name, data in content.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(out / name, data)
