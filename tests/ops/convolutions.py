@@ -43,8 +43,13 @@ class PlainRows:
         return cls.to_rows(y), cls.to_rows(u)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, right, left, *, length, dtype):
-        dy, u = (cls.from_rows(rows, length, dtype) for rows in (rows_dy, rows_u))
+    def backward_of_rows(cls, dy, rows_u, right, left):
+        u = cls.from_rows(rows_u, dy.shape[1], dy.dtype)
+        return plain_torch().backward(dy, u, right, left)
+
+    @classmethod
+    def backward_rows(cls, rows_dy, rows_u, length, right, left):
+        dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(math.nan)
         return plain_torch().backward(dy, u, right, left)
 

@@ -165,11 +165,14 @@ class TestOnAGPU:
         rows_y, rows_u = kernels.forward_rows(u, right, left)
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
         y, rows_dy = convolution.from_rows(rows_y, length, u.dtype), convolution.to_rows(dy)
-        arguments = rows_dy, rows_u, right, left
-        have = [y, *kernels.backward_rows(*arguments, length=length, dtype=u.dtype)]
+        found = [
+            [y, *kernels.backward_of_rows(dy, rows_u, right, left)],
+            [y, *kernels.backward_rows(rows_dy, rows_u, length, right, left)],
+        ]
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
-        for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
-            assert torch.equal(one, other)
+        for have in found:
+            for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
+                assert torch.equal(one, other)
 
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
     def test_kernels_that_run_beside_others(self, size):

@@ -39,7 +39,11 @@ def convolution(
     check_kernels(u, right, left)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
         return _direct(u, right)
-    y: Tensor = (_through_rows if u.is_cuda else _convolution)(u, right, left)
+    y: Tensor
+    if u.is_cuda:
+        y, _ = convolve(u, right, left, False)
+    else:
+        y = _convolution(u, right, left)
     return y
 
 
@@ -157,84 +161,86 @@ _backward.register_autograd(_second_gradients, setup_context=_setup)
 # ---------------------------------------------------------------------------------- in rows
 
 
-def _through_rows(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    y, rows_u = convolve(u, right, left)
-    result: Tensor = _from_rows(y, u.shape[1], u.dtype) if rows_u.dim() == 3 else y
-    return result
-
-
 @torch.library.custom_op("dlrnn::convolve", mutates_args=())
-def convolve(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    """Both y and u in rows; or y as it is in `convolution`, and nothing."""
+def convolve(u: Tensor, right: Tensor, left: Tensor, to_rows: bool) -> tuple[Tensor, Tensor]:
+    """The convolution, in rows if asked `to_rows`, and u's rows for backward; where there are none,
+    y as it is in `convolution`, and nothing.
+    """
     if not _has_rows(u, right, left):
         return _convolution(u, right, left), u.new_empty(0)
-    rows_y, rows_u = row_kernels.forward_rows(u, right, left)
-    return rows_y, rows_u
+    y, rows_u = row_kernels.forward_rows(u, right, left)
+    return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
 
 
 @convolve.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, right: Tensor, left: Tensor, to_rows: bool) -> tuple[Tensor, Tensor]:
     if not _has_rows(u, right, left):
         return u.new_empty(u.shape), u.new_empty(0)
-    shape = u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1])
-    return right.new_empty(shape), right.new_empty(shape)
+    rows = right.new_empty(u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1]))
+    return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
+
+
+@torch.library.custom_op("dlrnn::convolve_backward", mutates_args=())
+def _sequences_backward(
+    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_backward`, of u's rows."""
+    gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_of_rows(dy, rows_u, right, left)
+    return gradients
+
+
+@_sequences_backward.register_fake
+def _(dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return dy.new_empty(dy.shape), right.new_empty(right.shape), left.new_empty(left.shape)
 
 
 @torch.library.custom_op("dlrnn::convolve_rows_backward", mutates_args=("rows_dy",))
-def _rows_backward(  # noqa: PLR0917
-    rows_dy: Tensor,
-    rows_u: Tensor,
-    right: Tensor,
-    left: Tensor,
-    length: int,
-    dtype: torch.dtype,
+def _rows_backward(
+    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of u, no longer in rows, and of both kernels; `rows_dy` is used up."""
+    """The same of dy's rows, which are used up; du is no longer in rows."""
     du, d_right, d_left = row_kernels.backward_rows(
-        rows_dy.contiguous(), rows_u, right, left, length=length, dtype=dtype
+        rows_dy.contiguous(), rows_u, length, right, left
     )
     return du, d_right, d_left
 
 
 @_rows_backward.register_fake
-def _(  # noqa: PLR0917
-    rows_dy: Tensor,
-    rows_u: Tensor,
-    right: Tensor,
-    left: Tensor,
-    length: int,
-    dtype: torch.dtype,
+def _(
+    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 
 
-def _setup_convolve(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    (u, right, left), (_, rows_u) = inputs, output
-    ctx.in_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
-    ctx.save_for_backward(rows_u if ctx.in_rows else u, right, left)
+def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    (u, right, left, ctx.to_rows), (_, rows_u) = inputs, output
+    ctx.has_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
+    ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left)
     ctx.set_materialize_grads(False)
-    if not ctx.in_rows:
+    if not ctx.has_rows:
         ctx.mark_non_differentiable(rows_u)
 
 
 def _convolve_gradients(
     ctx: Any, dy: Tensor | None, d_rows: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
     source, right, left = ctx.saved_tensors
     du = None if d_rows is None else as_sequences(d_rows, ctx.length).to(ctx.dtype)
     if dy is None:
-        return du, None, None
-    if not ctx.in_rows:
+        return du, None, None, None
+    if not ctx.has_rows:
         more, d_right, d_left = _backward(dy, source, right, left)
     elif torch.is_grad_enabled():  # somebody wants second derivatives: `_backward` has them
-        dy, u = as_sequences(dy, ctx.length), as_sequences(source, ctx.length)
+        dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
+        u = as_sequences(source, ctx.length).to(ctx.dtype)
         more, d_right, d_left = _backward(dy, u, right, left)
-        more = more.to(ctx.dtype)
+    elif ctx.to_rows:
+        more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length)
     else:
-        more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length, ctx.dtype)
-    return more if du is None else du + more, d_right, d_left
+        more, d_right, d_left = _sequences_backward(dy, source, right, left)
+    return more if du is None else du + more, d_right, d_left, None
 
 
 convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)
@@ -243,41 +249,6 @@ convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)
 def as_sequences(rows: Tensor, length: int) -> Tensor:
     """A view [B, L, H] of rows [B, H, .]."""
     return rows[..., :length].transpose(1, 2)
-
-
-@torch.library.custom_op("dlrnn::from_rows", mutates_args=())
-def _from_rows(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Rows [B, H, .] of fp32 -> [B, L, H]."""
-    result: Tensor = row_kernels.from_rows(rows.contiguous(), length, dtype)
-    return result
-
-
-@_from_rows.register_fake
-def _(rows: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    return rows.new_empty(rows.shape[0], length, rows.shape[1], dtype=dtype)
-
-
-@torch.library.custom_op("dlrnn::to_rows", mutates_args=())
-def _to_rows(x: Tensor) -> Tensor:
-    """[B, L, H] -> rows of fp32."""
-    result: Tensor = row_kernels.to_rows(x)
-    return result
-
-
-@_to_rows.register_fake
-def _(x: Tensor) -> Tensor:
-    shape = x.shape[0], x.shape[2], row_kernels.row_stride(x.shape[1])
-    return x.new_empty(shape, dtype=torch.float32)
-
-
-def _setup_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.length, ctx.dtype = inputs[0].shape[1], inputs[0].dtype
-
-
-_from_rows.register_autograd(lambda ctx, dy: (_to_rows(dy), None, None))
-_to_rows.register_autograd(
-    lambda ctx, d_rows: _from_rows(d_rows, ctx.length, ctx.dtype), setup_context=_setup_layout
-)
 
 
 # ---------------------------------------------------------------------------------- which kernels

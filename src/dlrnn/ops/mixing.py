@@ -57,7 +57,7 @@ def mix(
         and (right.shape[-1] > DIRECT or left.shape[-1] > 0)
     ):
         check_kernels(u, right, left)
-        y, rows_u = convolve(u, right, left)
+        y, rows_u = convolve(u, right, left, True)
         y = y if between is None else between(y)
         out: Tensor = _ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:

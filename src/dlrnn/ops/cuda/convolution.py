@@ -137,29 +137,37 @@ def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    rows = to_rows(dy), to_rows(u)
-    return backward_rows(*rows, right, left, length=u.shape[1], dtype=u.dtype)
+    return backward_of_rows(dy.to(u.dtype), to_rows(u), right, left)
+
+
+def backward_of_rows(
+    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`backward`, from u's rows; they stay."""
+    dy = dy.contiguous()
+    rows_dy, du = empty_rows(dy), torch.empty_like(dy)
+    spectrum = _kernel_spectrum(right, left, rows_for(dy.shape[1], right, left))
+    to_rows(dy, beside=rows_dy)
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum)
 
 
 def backward_rows(
-    rows_dy: Tensor,
-    rows_u: Tensor,
-    right: Tensor,
-    left: Tensor,
-    *,
-    length: int,
-    dtype: torch.dtype,
+    rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` of rows, but du, in `dtype`, is no longer in rows. `rows_dy` is used up.
+    """The same from dy's rows too, which are used up; du is no longer in rows."""
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
+    spectrum = _kernel_spectrum(right, left, rows_for(length, right, left))
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum)
 
-    The kernels' spectrum is made again: kept, it would be two u of a batch of one.
-    """
-    plan = rows_for(length, right, left)
-    du = torch.empty((rows_u.shape[0], length, rows_u.shape[1]), dtype=dtype, device=rows_u.device)
-    spectrum = _kernel_spectrum(right, left, plan)
+
+def _backward(
+    rows_dy: Tensor, rows_u: Tensor, du: Tensor, kernels: tuple[Tensor, Tensor], spectrum: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    length = du.shape[1]
+    plan = rows_for(length, *kernels)
     partial = _correlate(rows_dy, rows_u, length, spectrum, plan)
-    d_right, d_left = _kernel_gradient(partial, right, left, plan)
-    return from_rows(rows_dy, length, dtype, beside=du), d_right, d_left
+    d_right, d_left = _kernel_gradient(partial, *kernels, plan)
+    return from_rows(rows_dy, length, du.dtype, beside=du), d_right, d_left
 
 
 def _correlate(
