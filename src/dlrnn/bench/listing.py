@@ -2,11 +2,14 @@
 implementation"), with the same parameters and the same ends as ours.
 
 It materialises P (N x L, complex), multiplies complex matrices and leaves backward to autograd.
+`RoundedPhasesDLR` has of it what changes numbers, and not its memory: phases in fp32, which are
+wrong by k eps |log lambda| at position k.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from dlrnn.nn import DLR
 
@@ -32,3 +35,34 @@ class ListingDLR(DLR):
         assert self.out is not None
         out: Tensor = self.out(y)
         return out
+
+
+class RoundedPhasesDLR(DLR):
+    """A DLR whose kernel is the listing's, `positions` of them at a time; the rest is ours.
+
+    To see what exact phases are worth: `dlrnn train table2/262144/dlr --model.mixer
+    dlrnn.bench.listing.RoundedPhasesDLR --model.mixer_options '{"d_state": 4096, ...}'`.
+    """
+
+    positions = 4096
+
+    def _kernel(self, length: int) -> Tensor:
+        starts = range(0, length, self.positions)
+        pieces = [
+            checkpoint(
+                self._piece,
+                *(start, min(start + self.positions, length)),
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for start in starts
+        ]
+        kernel = torch.cat(pieces, dim=1)
+        return kernel.real if self.cast == "real" else kernel.real * kernel.imag
+
+    def _piece(self, start: int, end: int) -> Tensor:
+        assert self.log_lambda_im is not None
+        log_lambda = -(self.log_lambda_re**2) + 1j * self.log_lambda_im
+        position = torch.arange(start, end, device=log_lambda.device)
+        W: Tensor = self.W[..., 0] + 1j * self.W[..., 1]
+        return W @ (log_lambda[:, None] * position).exp()
