@@ -29,7 +29,7 @@ from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
 from dlrnn.train.folder import Lines, checkout, write_whole
 from dlrnn.train.plain import may_stop, plain_level
-from dlrnn.train.step import TrainingStep, prefetched
+from dlrnn.train.step import TrainingStep, _threads, prefetched
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -67,7 +67,7 @@ def test_every_sequence_counts_the_same():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
-    monkeypatch.setattr("dlrnn.train.step._threads", lambda: threads)
+    monkeypatch.setattr("dlrnn.train.step._threads", lambda _: threads)
     task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
     asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
     step = _step(asked, torch.device("cpu"))
@@ -75,6 +75,14 @@ def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
         for one, other in zip(batches, step.samples(k), strict=True):
             assert torch.equal(one.inputs, other.inputs)
     assert k == 16
+
+
+def test_a_model_on_the_cpu_leaves_half_of_the_cores(monkeypatch):
+    cases = {(2, "cpu"): 1, (16, "cpu"): 8, (2, "cuda"): 1, (16, "cuda"): 14, (64, "cuda"): 16}
+    for (cores, device), threads in cases.items():
+        affinity = lambda _, cores=cores: range(cores)  # noqa: E731
+        monkeypatch.setattr(os, "sched_getaffinity", affinity, raising=False)
+        assert _threads(torch.device(device)) == threads
 
 
 def test_threads_draw_at_once():
