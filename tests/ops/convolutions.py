@@ -20,13 +20,15 @@ def plain_torch():
 class PlainRows:
     """The way through rows, as ops/cuda/convolution.py has it: NaN beyond the length."""
 
+    PADDING = math.nan
+
     @staticmethod
     def row_stride(length):
         return -(-length // 4) * 4
 
-    @staticmethod
-    def to_rows(x):
-        return F.pad(x.transpose(1, 2), (0, -x.shape[1] % 4), value=math.nan).clone()
+    @classmethod
+    def to_rows(cls, x):
+        return F.pad(x.mT, (0, -x.shape[1] % 4), value=cls.PADDING).contiguous()
 
     @staticmethod
     def from_rows(rows, length, dtype):
@@ -50,7 +52,7 @@ class PlainRows:
     @classmethod
     def backward_rows(cls, rows_dy, rows_u, length, right, left):
         dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
-        rows_dy.fill_(math.nan)
+        rows_dy.fill_(cls.PADDING)
         return plain_torch().backward(dy, u, right, left)
 
 

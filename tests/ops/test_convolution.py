@@ -50,7 +50,7 @@ def through_rows(monkeypatch):
     module = import_module("dlrnn.ops.convolution")
     monkeypatch.setattr(module, "_has_rows", lambda *_: True)
     monkeypatch.setattr(module, "row_kernels", PlainRows)
-    return lambda *inputs: module.convolve(*inputs, False)[0]
+    return lambda *inputs: module.convolve(*inputs, False, True)[0]
 
 
 @pytest.mark.parametrize("sizes", [(2, 7, 3, 7, 4), (1, 1, 1, 1, 1), (2, 8, 2, 5, 0)])
@@ -66,6 +66,33 @@ def test_through_rows(through_rows, sizes):
             assert_close(one, other, 1e-13)
     torch.autograd.gradcheck(through_rows, inputs)
     torch.autograd.gradgradcheck(through_rows, inputs)
+
+
+@pytest.mark.usefixtures("through_rows")
+@pytest.mark.parametrize("to_rows", [False, True])
+def test_ops_through_rows(to_rows, monkeypatch):
+    """Shapes, strides and types that a compiled graph expects are those that come."""
+    monkeypatch.setattr(PlainRows, "PADDING", 0.0)  # a comparison is part of it
+    u, right, left = signals(2, 7, 3, 7, 4)
+    module = import_module("dlrnn.ops.convolution")
+    torch.library.opcheck(module.convolve, (u, right, left, to_rows, True))
+    dy, rows = torch.randn_like(u), PlainRows.to_rows(u.detach())
+    kernels = right.detach(), left.detach()
+    torch.library.opcheck(module._sequences_backward, (dy, rows, *kernels))
+    torch.library.opcheck(module._rows_backward, (PlainRows.to_rows(dy), rows, *kernels, 7))
+
+
+def test_the_backend_is_part_of_a_compiled_graph(monkeypatch):
+    """Whether there are rows is asked outside the op, and asked again when it may have changed."""
+    backends = import_module("dlrnn.ops.backends")
+    monkeypatch.setattr(backends, "_fused_is_there", lambda: True)
+    wants_rows = import_module("dlrnn.ops.convolution").wants_rows
+    compiled = torch.compile(lambda x: x + wants_rows(), fullgraph=True, backend="eager")
+    x = torch.zeros(())
+    assert compiled(x) == 1
+    with ops.use_backend("torch"):
+        assert compiled(x) == 0
+    assert compiled(x) == 1
 
 
 def test_nothing_wraps_around():

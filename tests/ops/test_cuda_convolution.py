@@ -174,6 +174,18 @@ class TestOnAGPU:
             for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
                 assert torch.equal(one, other)
 
+    @pytest.mark.parametrize("length", [500, 9001, 20000])
+    def test_the_op(self, length):
+        """`ops.convolution`, which keeps rows if gradients are wanted, is its kernels."""
+        kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
+        given = [x.requires_grad_() for x in (u, right, left)]
+        y = ops.convolution(*given)
+        have = [y.detach(), *torch.autograd.grad(y, given, dy)]
+        with torch.no_grad():
+            assert torch.equal(ops.convolution(*given), y)
+            for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
+                assert torch.equal(one, other)
+
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
     def test_kernels_that_run_beside_others(self, size):
         """Captured and replayed, with two sets of inputs in turns: the same bits each time."""

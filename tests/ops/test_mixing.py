@@ -34,7 +34,7 @@ def composed(u, right, left, weight, bias, activation, glu=False):
 
 def of_ops(u, right, left, weight, bias, activation):
     """What `mix` does on a GPU."""
-    y, rows_u = convolution.convolve(u, right, left, True)
+    y, rows_u = convolution.convolve(u, right, left, True, True)
     return mixing._ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
@@ -118,7 +118,7 @@ def test_third_derivatives(layout):
 
 def test_opcheck():
     u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
-    torch.library.opcheck(convolution.convolve, (u, right, left, True))
+    torch.library.opcheck(convolution.convolve, (u, right, left, True, True))
     y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(mixing._ends, (y, weight, bias, "gelu", 6, False))
     dout = torch.randn(2, 6, 3, dtype=torch.float64)

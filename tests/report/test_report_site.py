@@ -194,9 +194,9 @@ def test_the_site_is_small(tmp_path):
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert size <= LIMIT
     assert "Left out, for the size of the pages: " in (tmp_path / "explorer.html").read_text()
-    (tmp_path / "layers" / "mine.js").touch()
+    (tmp_path / "layers" / "1-mine.js").touch()
     write_site(tmp_path, [Results("ours")], tmp_path / "none")
-    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["mine.js"]
+    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
 
 
 def test_what_is_behind_every_seed(tmp_path):

@@ -209,14 +209,14 @@ class KernelMixer(nn.Module):
             _is_plain(self.out, nn.Linear) and _is_plain(self.dropout, nn.Dropout, nn.Identity)
         ):
             return self._mix(ops.convolution(u, right, left))
-        out, between = cast("nn.Linear", self.out), None
+        out, dropout = cast("nn.Linear", self.out), 0.0
         weight = out.weight
         if isinstance(self.dropout, nn.Dropout) and self.dropout.training:
             # Activations map 0 to 0, so that dropout may come before them, and they and the linear
             # map stay one: what it keeps has its own size before, and the larger one behind.
-            kept, between = 1 - self.dropout.p, self.dropout
+            dropout, kept = self.dropout.p, 1 - self.dropout.p
             right, left, weight = kept * right, None if left is None else kept * left, weight / kept
-        how: Any = {"activation": self.activation, "glu": self.glu, "between": between}
+        how: Any = {"activation": self.activation, "glu": self.glu, "dropout": dropout}
         return ops.mix(u, right, left, weight, out.bias, **how)
 
     def _mix(self, y: Tensor) -> Tensor:

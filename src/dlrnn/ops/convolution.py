@@ -8,8 +8,9 @@ to transform. Channels are done a few at a time: temporaries stay in the cache o
 memory stays of the order of u. Spectra are computed again in backward instead of stored.
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 
-On a GPU up to 16384 positions are convolved in rows [B, H, L] of fp32 (ops/cuda/convolution.py);
-u's rows are kept for backward.
+On a GPU up to 16384 positions of fp32 are convolved in rows [B, H, L] (ops/cuda/convolution.py),
+and u's rows are kept for backward. Second derivatives go back through them: to go back through the
+same graph after their backward, give that one `retain_graph=True`.
 """
 
 from collections.abc import Iterator
@@ -40,11 +41,15 @@ def convolution(
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
         return _direct(u, right)
     y: Tensor
-    if u.is_cuda:
-        y, _ = convolve(u, right, left, False)
+    if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
+        y, _ = convolve(u, right, left, False, wants_rows())
     else:
         y = _convolution(u, right, left)
     return y
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
@@ -162,19 +167,21 @@ _backward.register_autograd(_second_gradients, setup_context=_setup)
 
 
 @torch.library.custom_op("dlrnn::convolve", mutates_args=())
-def convolve(u: Tensor, right: Tensor, left: Tensor, to_rows: bool) -> tuple[Tensor, Tensor]:
+def convolve(
+    u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool
+) -> tuple[Tensor, Tensor]:
     """The convolution, in rows if asked `to_rows`, and u's rows for backward; where there are none,
-    y as it is in `convolution`, and nothing.
+    or none are `wanted`, y as it is in `convolution`, and nothing.
     """
-    if not _has_rows(u, right, left):
+    if not _has_rows(u, right, left, wanted):
         return _convolution(u, right, left), u.new_empty(0)
     y, rows_u = row_kernels.forward_rows(u, right, left)
     return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
 
 
 @convolve.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor, to_rows: bool) -> tuple[Tensor, Tensor]:
-    if not _has_rows(u, right, left):
+def _(u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool) -> tuple[Tensor, Tensor]:
+    if not _has_rows(u, right, left, wanted):
         return u.new_empty(u.shape), u.new_empty(0)
     rows = right.new_empty(u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1]))
     return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
@@ -199,23 +206,23 @@ def _rows_backward(
     rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same of dy's rows, which are used up; du is no longer in rows."""
-    du, d_right, d_left = row_kernels.backward_rows(
-        rows_dy.contiguous(), rows_u, length, right, left
+    gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_rows(
+        rows_dy, rows_u, length, right, left
     )
-    return du, d_right, d_left
+    return gradients
 
 
 @_rows_backward.register_fake
 def _(
-    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
+    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int | torch.SymInt
 ) -> tuple[Tensor, Tensor, Tensor]:
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 
 
 def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    (u, right, left, ctx.to_rows), (_, rows_u) = inputs, output
-    ctx.has_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
+    (u, right, left, ctx.to_rows, _), (_, rows_u) = inputs, output
+    ctx.has_rows, ctx.length = rows_u.dim() == 3, u.shape[1]
     ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left)
     ctx.set_materialize_grads(False)
     if not ctx.has_rows:
@@ -224,29 +231,29 @@ def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _convolve_gradients(
     ctx: Any, dy: Tensor | None, d_rows: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+) -> tuple[Tensor | None, ...]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
     source, right, left = ctx.saved_tensors
-    du = None if d_rows is None else as_sequences(d_rows, ctx.length).to(ctx.dtype)
+    du: Tensor | None = None if d_rows is None else as_sequences(d_rows, ctx.length)
     if dy is None:
-        return du, None, None, None
+        return du, None, None, None, None
     if not ctx.has_rows:
         more, d_right, d_left = _backward(dy, source, right, left)
     elif torch.is_grad_enabled():  # somebody wants second derivatives: `_backward` has them
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
-        u = as_sequences(source, ctx.length).to(ctx.dtype)
+        u = as_sequences(source, ctx.length)
         more, d_right, d_left = _backward(dy, u, right, left)
     elif ctx.to_rows:
         more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length)
     else:
         more, d_right, d_left = _sequences_backward(dy, source, right, left)
-    return more if du is None else du + more, d_right, d_left, None
+    return more if du is None else du + more, d_right, d_left, None, None
 
 
 convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)
 
 
-def as_sequences(rows: Tensor, length: int) -> Tensor:
+def as_sequences(rows: Tensor, length: int | torch.SymInt) -> Tensor:
     """A view [B, L, H] of rows [B, H, .]."""
     return rows[..., :length].transpose(1, 2)
 
@@ -254,8 +261,13 @@ def as_sequences(rows: Tensor, length: int) -> Tensor:
 # ---------------------------------------------------------------------------------- which kernels
 
 
-def _has_rows(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    return _fused(u, right, left) is row_kernels
+def wants_rows() -> bool:
+    """Asked where a compiled graph is made, not inside an op: it depends on the answer."""
+    return backend_for("convolution")[0] == "fused"
+
+
+def _has_rows(u: Tensor, right: Tensor, left: Tensor, wanted: bool) -> bool:
+    return wanted and row_kernels.supports(u, right, left)
 
 
 def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:

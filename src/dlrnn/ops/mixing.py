@@ -11,7 +11,6 @@ Two ops, so that autograd lets go of the convolution's result before the convolu
 where the memory is needed: `convolve`, into rows if it can, and the ends behind it.
 """
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.ops.backends import backend_for
-from dlrnn.ops.convolution import DIRECT, as_sequences, check_kernels, convolution, convolve
+from dlrnn.ops.convolution import (
+    DIRECT,
+    as_sequences,
+    check_kernels,
+    convolution,
+    convolve,
+    wants_rows,
+)
 from dlrnn.ops.cuda import mixing as ends
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
@@ -38,12 +44,12 @@ def mix(
     *,
     activation: str = "gelu",
     glu: bool = False,
-    between: Callable[[Tensor], Tensor] | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "B L P"]:
     """Convolve u as `convolution` does, then activation, linear map and, if asked for, a GLU.
 
-    `activation` is a function of torch.nn.functional, or "identity"; `between` changes the numbers
-    of the convolution's result one by one, in whatever order they lie, before the activation.
+    `activation` is a function of torch.nn.functional, or "identity"; `dropout` is the probability
+    with which it drops numbers of the convolution's result, before the activation.
     """
     left = right[:, :0] if left is None else left
     if (
@@ -57,12 +63,12 @@ def mix(
         and (right.shape[-1] > DIRECT or left.shape[-1] > 0)
     ):
         check_kernels(u, right, left)
-        y, rows_u = convolve(u, right, left, True)
-        y = y if between is None else between(y)
+        y, rows_u = convolve(u, right, left, True, wants_rows())
+        y = F.dropout(y, dropout) if dropout else y
         out: Tensor = _ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
         y = convolution(u, right, left)
-        y = y if between is None else between(y)
+        y = F.dropout(y, dropout) if dropout else y
         out = F.linear(_activated(y, activation), weight, bias)
     return F.glu(out, dim=-1) if glu else out
 
@@ -91,7 +97,12 @@ def _ends(  # noqa: PLR0917
 
 @_ends.register_fake
 def _(  # noqa: PLR0917
-    y: Tensor, weight: Tensor, bias: Tensor, activation: str, length: int, in_rows: bool
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str,
+    length: int | torch.SymInt,
+    in_rows: bool,
 ) -> Tensor:
     return y.new_empty(y.shape[0], length, weight.shape[0])
 

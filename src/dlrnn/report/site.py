@@ -48,11 +48,12 @@ def write_site(
     drawn["explorer.html"] = explorer({run.key: run.name for run in kept}, missing)
     for name, main in drawn.items():
         content[name] = _page(name, main, said).encode(errors="replace")
-    for old in (out / "layers").glob("[0-9]*-*.js"):  # of a site that was here before
-        old.unlink()
     for name, data in content.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(out / name, data)
+    for path in (out / "layers").glob("*.js"):  # of a site that was here before
+        if f"layers/{path.name}" not in content and path.read_bytes()[:11] == b"dlrnnLayers":
+            path.unlink()
     size = sum(map(len, content.values()))
     if size > LIMIT:
         said.append(f"the site has {size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f}")

@@ -121,18 +121,24 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """`y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j`."""
-    rows_y, _ = forward_rows(u, right, left)
-    return from_rows(rows_y, u.shape[1], u.dtype)
+    rows = empty_rows(u)
+    _forward(u, right, left, rows, rows)
+    return from_rows(rows, u.shape[1], u.dtype)
 
 
 def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
     """`forward`, as rows, and u's rows, which `backward_rows` wants."""
-    u, plan = u.contiguous(), rows_for(u.shape[1], right, left)
     rows_y, rows_u = empty_rows(u), empty_rows(u)
+    _forward(u, right, left, rows_u, rows_y)
+    return rows_y, rows_u
+
+
+def _forward(u: Tensor, right: Tensor, left: Tensor, rows_u: Tensor, rows_y: Tensor) -> None:
+    """Into both, which may be one."""
+    u, plan = u.contiguous(), rows_for(u.shape[1], right, left)
     spectrum = _kernel_spectrum(right, left, plan)
     to_rows(u, beside=rows_u)
     _convolve(rows_u, rows_y, u.shape[1], spectrum, plan)
-    return rows_y, rows_u
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,8 +150,8 @@ def backward_of_rows(
     dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward`, from u's rows; they stay."""
-    dy = dy.contiguous()
-    rows_dy, du = empty_rows(dy), torch.empty_like(dy)
+    dy, rows_u = dy.contiguous(), nvrtc.aligned(rows_u)
+    rows_dy, du = empty_rows(dy), torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
     spectrum = _kernel_spectrum(right, left, rows_for(dy.shape[1], right, left))
     to_rows(dy, beside=rows_dy)
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)
@@ -155,6 +161,7 @@ def backward_rows(
     rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same from dy's rows too, which are used up; du is no longer in rows."""
+    rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     spectrum = _kernel_spectrum(right, left, rows_for(length, right, left))
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)

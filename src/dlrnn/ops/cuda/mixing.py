@@ -39,7 +39,7 @@ def forward(
 ) -> Tensor:
     """From y, [B, H, .] in rows or [B, L, H], to out [B, L, columns]."""
     (columns, channels), bias = weight.shape, bias.contiguous()
-    y, weight = _aligned(y), _aligned(weight)
+    y, weight = nvrtc.aligned(y), nvrtc.aligned(weight)
     out = y.new_empty(y.shape[0], length, columns)
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
@@ -66,7 +66,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dy, laid out as y; d_weight; d_bias."""
     (columns, channels), length, device = weight.shape, dout.shape[1], y.device
-    dout, y, weight = _aligned(dout), _aligned(y), _aligned(weight)
+    dout, y, weight = nvrtc.aligned(dout), nvrtc.aligned(y), nvrtc.aligned(weight)
     dy, d_weight, d_bias = torch.empty_like(y), torch.empty_like(weight), weight.new_empty(columns)
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
@@ -177,12 +177,6 @@ def _parts(width: int) -> list[range]:
 
 def _of(y: Tensor, channels: range, in_rows: bool) -> Tensor:
     return y[:, channels.start :] if in_rows else y[..., channels.start :]
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """Contiguous, from a multiple of 16 bytes on."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 @cache

@@ -83,6 +83,12 @@ class Kernel:
             )
 
 
+def aligned(x: Tensor) -> Tensor:
+    """Contiguous, from a multiple of 16 bytes on."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 @cache
 def load(
     files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
