@@ -37,6 +37,7 @@ def test_differences():
     assert signed("R2", -0.0001) == "0.000"
     assert signed("accuracy", 1.26) == "+1.3"
     assert number("R2", -0.5) == "−0.500"
+    assert number("R2", -0.0001) == "0.000"
 
 
 def test_seeds_and_spread():

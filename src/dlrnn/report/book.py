@@ -44,7 +44,7 @@ def difference(metric: str, ours: float, paper: float) -> Difference:
 
 def number(metric: str, value: float) -> str:
     """As the paper writes them, one place more for R2: "0.998", "96.8"."""
-    return f"{value:.{PLACES.get(metric, 1)}f}".replace("-", "−")
+    return f"{value:z.{PLACES.get(metric, 1)}f}".replace("-", "−")
 
 
 def signed(metric: str, value: float) -> str:
