@@ -23,6 +23,10 @@ class PlainRows:
     PADDING = math.nan
 
     @staticmethod
+    def supports(u, right, left):
+        return False  # on a GPU too `plain_torch` asks these kernels
+
+    @staticmethod
     def row_stride(length):
         return -(-length // 4) * 4
 
