@@ -1,5 +1,5 @@
 // What the CUDA sources of `ops.cuda` have on a GPU, on a CPU: what is written in assembler there.
-// Every thread is a fibre, one cluster of blocks runs after the other. A copy that goes on by itself is made as
+// Every thread is a fibre, one block runs after the other. A copy that goes on by itself is made as
 // late as it can be: when no thread can go on without it.
 
 #include <setjmp.h>
@@ -34,15 +34,13 @@ static unsigned char* shared_memory;
 #define __shared__ static
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 
 // ------------------------------------------------------------------------- threads
 
 namespace emulator {
-constexpr int STACK = 1 << 17, PAGE = 4096, MOST = 1024;  // threads of a cluster
-static ucontext_t scheduler, fibres[MOST];
-static bool finished[MOST];
-static int now;  // whose turn it is, of all threads of the cluster
+constexpr int STACK = 1 << 17, PAGE = 4096;
+static ucontext_t scheduler, fibres[1024];
+static bool finished[1024];
 static long progress;  // if there is none in a whole round, nobody will ever go on
 static std::function<void()> body;
 static long long* arguments;
@@ -53,7 +51,10 @@ static const char* wrong;
   siglongjmp(escape, 1);
 }
 
-static void pass_on() { swapcontext(&fibres[now], &scheduler); }
+static void pass_on() {
+  int thread = threadIdx.x;
+  swapcontext(&fibres[thread], &scheduler);
+}
 struct Meeting {
   int arrived, round;
   bool arrive(int threads) {
@@ -67,60 +68,31 @@ struct Meeting {
     if (!arrive(threads)) while (round == now) pass_on();
   }
 };
-// Memory that ends where nobody may read or write.
-struct Pages {
-  long size;
-  unsigned char *start, *memory;
-  Pages(long bytes) : size((bytes + PAGE - 1) / PAGE * PAGE + PAGE) {
-    void* any = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    start = (unsigned char*)any, memory = start + (size - PAGE - bytes) / 128 * 128;
-    allow(true);
-  }
-  void allow(bool all) {
-    mprotect(start, size - PAGE, all ? PROT_READ | PROT_WRITE : PROT_NONE);
-    mprotect(start + size - PAGE, PAGE, PROT_NONE);
-  }
-};
-// A block of the cluster: its shared memory, how many of its threads are left, and where they meet.
-struct Block {
-  Index index;
-  Pages* pages;
-  int left;
-  Meeting all, groups[8], warps[32], halves[64], numbered[16];
-};
-static std::vector<Block> blocks;
-static Block& here() { return blocks[now / blockDim.x]; }
-static Meeting of_cluster;
-static int arrived_in[MOST];  // the cluster's round in which a thread has arrived
+static Meeting of_block, of_groups[8], of_warps[32], of_halves[64], numbered[16];
+static void forget_meetings() {
+  of_block = {};
+  for (auto& m : of_groups) m = {};
+  for (auto& m : of_warps) m = {};
+  for (auto& m : of_halves) m = {};
+  for (auto& m : numbered) m = {};
+}
 }  // namespace emulator
 
-static void __syncthreads() { emulator::here().all.meet(blockDim.x); }
+static void __syncthreads() { emulator::of_block.meet(blockDim.x); }
 static void __syncwarp(unsigned lanes = ~0u) {
-  if (lanes == ~0u) emulator::here().warps[threadIdx.x / 32].meet(32);
-  else emulator::here().halves[threadIdx.x / 16].meet(16);
+  if (lanes == ~0u) emulator::of_warps[threadIdx.x / 32].meet(32);
+  else emulator::of_halves[threadIdx.x / 16].meet(16);
 }
-static void team_barrier(int number, int threads) { emulator::here().numbered[number].meet(threads); }
-static void team_arrive(int number, int threads) {
-  emulator::here().numbered[number].arrive(threads);
-}
-static void cluster_arrive() {
-  emulator::arrived_in[emulator::now] = emulator::of_cluster.round;
-  emulator::of_cluster.arrive(emulator::blocks.size() * blockDim.x);
-}
-static void cluster_wait() {
-  while (emulator::of_cluster.round == emulator::arrived_in[emulator::now]) emulator::pass_on();
-}
-static const float2* of_block(int rank, const float2* mine) {
-  return (float2*)(emulator::blocks.at(rank).pages->memory + ((unsigned char*)mine - shared_memory));
-}
+static void team_barrier(int number, int threads) { emulator::numbered[number].meet(threads); }
+static void team_arrive(int number, int threads) { emulator::numbered[number].arrive(threads); }
 static void __threadfence() {}
 static void __threadfence_block() {}
 static unsigned atomicAdd(unsigned* at, unsigned more) { return (*at += more) - more; }
 template <class T> T from_lane(T x, int lane) {
-  static T told[emulator::MOST];
-  told[emulator::now] = x;
+  static T told[1024];
+  told[threadIdx.x] = x;
   __syncwarp();
-  T y = told[emulator::now / 32 * 32 + lane];
+  T y = told[threadIdx.x / 32 * 32 + lane];
   __syncwarp();
   return y;
 }
@@ -171,7 +143,7 @@ static void barrier_wait(Barrier* barrier, int parity) {
 }
 static void before_copies() {}
 static void copy_to_shared(void* to, const void* from, int bytes, Barrier* barrier) {
-  emulator::later.push_back({emulator::now, false, [=] {
+  emulator::later.push_back({threadIdx.x, false, [=] {
     emulator::copy(to, from, bytes), emulator::changed(barrier, 0, -bytes);
   }});
 }
@@ -179,16 +151,16 @@ static void copy_once(void* to, const void* from, int bytes, Barrier* barrier, b
   copy_to_shared(to, from, bytes, barrier);
 }
 static void copy_vector(void* to, const void* from) {
-  emulator::later.push_back({emulator::now, true, [=] { emulator::copy(to, from, 16); }});
+  emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
 }
 static void copy_async(float4* to, const float4* from) { copy_vector(to, from); }
 static void copies_wait() {
   emulator::act([](const emulator::Later& each) {
-    return each.is_vector && each.thread == emulator::now;
+    return each.is_vector && each.thread == threadIdx.x;
   });
 }
 static void barrier_arrive_after_copies(Barrier* barrier) {
-  emulator::later.push_back({emulator::now, true, [=] { emulator::changed(barrier, 1, 0); }});
+  emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
 }
 static void prefetch(const void* line) { (void)*(volatile const char*)line; }
 static float2 streamed(const float2* from) { return *from; }
@@ -246,7 +218,7 @@ static float number(unsigned long long from, int k, int n, bool transposed) {
 }
 template <class A>
 void add_product(float* d, int count, A a, unsigned long long b, int keep, bool transposed) {
-  here().groups[threadIdx.x / 128].meet(128);
+  of_groups[threadIdx.x / 128].meet(128);
   int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float rows[2][16];
   for (int m = 0; m < 32; m++) rows[m / 16][m % 16] = a(16 * warp + g + m / 16 * 8, m % 16);
@@ -256,15 +228,15 @@ void add_product(float* d, int count, A a, unsigned long long b, int keep, bool 
       sum += rows[i / 2 % 2][k] * number(b, k, i / 4 * 8 + 2 * t + i % 2, transposed);
     d[i] = keep ? d[i] + sum : sum;
   }
-  here().groups[threadIdx.x / 128].meet(128);
+  of_groups[threadIdx.x / 128].meet(128);
 }
-static unsigned operands[MOST][4];
+static unsigned operands[1024][4];
 }  // namespace emulator
 template <int TRANSPOSED, int COUNT>
 void accumulate(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
-  memcpy(emulator::operands[emulator::now], a, 16);
+  memcpy(emulator::operands[threadIdx.x], a, 16);
   auto of_threads = [](int m, int k) {
-    int owner = emulator::now / 128 * 128 + m / 16 * 32 + m % 8 * 4 + k % 8 / 2;
+    int owner = threadIdx.x / 128 * 128 + m / 16 * 32 + m % 8 * 4 + k % 8 / 2;
     return (float)((_Float16*)&emulator::operands[owner][m / 8 % 2 + k / 8 * 2])[k % 2];
   };
   emulator::add_product(d, COUNT, of_threads, b, keep, TRANSPOSED);
@@ -284,6 +256,17 @@ void multiply(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, i
 namespace emulator {
 static void out_of_bounds(int) { fail("it reads or writes beyond a tensor or its shared memory"); }
 
+// Memory that ends where nobody may read or write.
+static unsigned char* guarded(long bytes, bool take = true) {
+  static unsigned char* pages;
+  static long size;
+  if (pages) munmap(pages, size), pages = nullptr;
+  if (!take) return nullptr;
+  size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+  pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  return pages + (size - PAGE - bytes) / 128 * 128;
+}
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), std::index_sequence<I...>) { kernel((T)arguments[I]...); }
 template <class... T> void call(void (*kernel)(T...)) {
@@ -291,19 +274,11 @@ template <class... T> void call(void (*kernel)(T...)) {
 }
 static void fibre() {
   body();
-  finished[now] = true, progress++;
+  finished[threadIdx.x] = true, progress++;
   pass_on();
 }
-static void take_turn(int thread) {
-  now = thread, threadIdx.x = thread % blockDim.x;
-  blockIdx = here().index, shared_memory = here().pages->memory;
-  swapcontext(&scheduler, &fibres[now]);
-  here().left -= finished[now];
-  if (!here().left) here().pages->allow(false);  // a block that is gone can no longer be read
-}
-static void run_cluster(std::vector<char>& stacks) {
-  of_cluster = {}, later.clear();
-  int threads = blocks.size() * blockDim.x;
+static void run_block(int threads, std::vector<char>& stacks) {
+  forget_meetings(), later.clear();
   for (int i = 0; i < threads; i++) {
     finished[i] = false;
     getcontext(&fibres[i]);
@@ -315,20 +290,17 @@ static void run_cluster(std::vector<char>& stacks) {
     long before = progress;
     for (int k = 0; k < threads; k++) {
       int i = round % 2 ? k : threads - 1 - k;  // who begins things comes last
-      if (!finished[i]) take_turn(i), left -= finished[i];
+      if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
     if (progress == before) act([](const Later&) { return true; });
   }
 }
-static const char* launch(std::function<void()> kernel, int cluster, const int* grid, int threads,
-                          int bytes, long long* values) {
-  if (grid[0] % cluster || cluster * threads > MOST) return "its grid is not made of clusters";
+static const char* launch(std::function<void()> kernel, const int* grid, int threads, int bytes,
+                          long long* values) {
   body = kernel, arguments = values, blockDim.x = threads;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<char> stacks((long)cluster * threads * STACK), aside(1 << 16);
-  std::vector<Pages> pages;
-  for (int i = 0; i < cluster; i++) pages.push_back(Pages(bytes));
+  std::vector<char> stacks((long)threads * STACK), aside(1 << 16);
   stack_t own = {}, others;
   own.ss_sp = aside.data(), own.ss_size = aside.size();
   struct sigaction action = {}, before;
@@ -336,23 +308,19 @@ static const char* launch(std::function<void()> kernel, int cluster, const int* 
   sigaltstack(&own, &others), sigaction(SIGSEGV, &action, &before);
   wrong = nullptr;
   if (!sigsetjmp(escape, 1))
-    for (int first = 0; first < grid[0] * grid[1] * grid[2]; first += cluster) {
-      blocks.clear();
-      for (int i = first; i < first + cluster; i++) {
-        Index index = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
-        blocks.push_back({index, &pages[i - first], threads});
-        pages[i - first].allow(true);
-        memset(pages[i - first].memory, 0xff, bytes);  // NaN
-      }
-      run_cluster(stacks);
+    for (int i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
+      blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+      shared_memory = guarded(bytes);
+      memset(shared_memory, 0xff, bytes);  // NaN
+      run_block(threads, stacks);
     }
-  for (auto& each : pages) munmap(each.start, each.size);
+  guarded(0, false);
   sigaction(SIGSEGV, &before, nullptr), sigaltstack(&others, nullptr);
   return wrong;
 }
 }  // namespace emulator
 
-#define ENTRY(kernel, cluster)                                                                    \
-  extern "C" const char* run_##kernel(const int* grid, int threads, int bytes, long long* a) {    \
-    return emulator::launch([] { emulator::call(kernel); }, cluster, grid, threads, bytes, a);    \
+#define ENTRY(kernel)                                                                       \
+  extern "C" const char* run_##kernel(const int* grid, int threads, int bytes, long long* a) { \
+    return emulator::launch([] { emulator::call(kernel); }, grid, threads, bytes, a);       \
   }

@@ -18,10 +18,7 @@ import torch
 from dlrnn.ops.cuda import convolution, mixing, nvrtc, vandermonde
 
 HERE = Path(__file__).with_name("emulator.cpp")
-KERNEL = (
-    r'extern "C" __global__ void\s+(?:__cluster_dims__\((\w+), 1, 1\)\s+)?'
-    r"(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s+)?(\w+)\("
-)
+KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s+)?(\w+)\('
 PROCESSORS = 3
 
 
@@ -58,8 +55,7 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
         source,
         flags=re.M,
     )
-    found = re.findall(KERNEL, source)
-    entries = [f"ENTRY({name}, {cluster or 1})" for cluster, name in found]
+    entries = [f"ENTRY({name})" for name in re.findall(KERNEL, source)]
     path = folder / f"{abs(hash((source, defines)))}.cpp"
     path.write_text("\n".join((f'#include "{HERE}"', source, *entries)))
     options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]

@@ -153,37 +153,6 @@ def test_a_broken_kernel_is_seen(name, message, emulated):
         kernel(1, 64, torch.randn(64), torch.randn(64))
 
 
-def test_a_cluster(emulated):
-    """Each block of four reads of the next one: when that has written, and is still there."""
-    x = torch.randn(16, 2)
-    for wrong, message in (("", None), ("first", None), ("last", "beyond")):
-        y = torch.zeros(16, 2)
-        kernel = Kernel(compiled(CLUSTER, ((f"WITHOUT_{wrong}", 1),), emulated), "shift", 16)
-        if message:
-            with pytest.raises(AssertionError, match=message):
-                kernel(8, 2, x, y)
-        else:
-            kernel(8, 2, x, y)
-            blocks = x.view(2, 4, 2, 2).roll(-1, dims=1).reshape(16, 2)
-            assert torch.equal(y, blocks) == (wrong == "")
-
-
-CLUSTER = """
-extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(2)
-    shift(const float2* x, float2* y) {
-  extern __shared__ __align__(16) float2 memory[];
-  memory[threadIdx.x] = x[2 * blockIdx.x + threadIdx.x];
-#ifndef WITHOUT_first
-  cluster_arrive(), cluster_wait();
-#endif
-  y[2 * blockIdx.x + threadIdx.x] = of_block((blockIdx.x + 1) % 4, memory)[threadIdx.x];
-#ifndef WITHOUT_last
-  cluster_arrive(), cluster_wait();
-#endif
-}
-"""
-
-
 def test_who_does_not_wait_for_a_copy_does_not_have_it(emulated):
     y = torch.zeros(64)
     Kernel(compiled(BROKEN, (), emulated), "does_not_wait", 128)(1, 64, torch.ones(64), y)

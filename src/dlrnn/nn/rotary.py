@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlrnn import ops
-
 BASE = 10000.0
 
 
@@ -19,6 +17,8 @@ def rotate(
     """
     half = x.shape[-1] // 2
     exponents = torch.arange(half, dtype=torch.float64, device=x.device) / half
-    angles = positions[..., None] * BASE**-exponents  # [B, L, d/2]
+    angles = positions[..., None, None] * BASE**-exponents  # [B, L, 1, d/2]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return ops.rotate(x, angles.cos().to(dtype), angles.sin().to(dtype))
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)

@@ -25,7 +25,6 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "thin_linear": ("fused", "torch"),
     "zero_order_hold": ("fused", "torch"),
     "sections": ("fused", "torch"),
-    "rotate": ("fused", "torch"),
     "step": ("torch",),
 }
 """For each op, the backends that implement it, best first."""

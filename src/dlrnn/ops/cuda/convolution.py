@@ -93,7 +93,8 @@ class Rows:
     @property
     def largest_bytes(self) -> int:
         """Of a block of any of the kernels: a later GPU may have less than a Hopper one."""
-        return max(self.forward_bytes, self.backward_bytes)
+        of_kernels = self.bytes(self.teams if self.alone else self.rings, rings=self.rings)
+        return max(self.forward_bytes, self.backward_bytes, of_kernels)
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
@@ -322,11 +323,11 @@ def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
 def _kernel_gradient(
     partial: Tensor, right: Tensor, left: Tensor, plan: Rows
 ) -> tuple[Tensor, Tensor]:
-    channels = right.shape[0]
+    channels, rings = right.shape[0], plan.rings
     d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    teams = plan.teams if plan.alone else 1
-    _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=plan.rings), right.device)(
-        *(-(-channels * plan.rings // teams), teams * plan.members),
+    teams = plan.teams if plan.alone else rings
+    _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=rings), right.device)(
+        *(-(-channels * rings // teams), teams * plan.members),
         *(partial, d_right, d_left, *ring_tables(plan, right.device)),
         *(right.shape[1], left.shape[1], channels, partial.shape[0]),
     )

@@ -47,22 +47,6 @@ __device__ inline void team_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// ------------------------------------------------------------------------- clusters
-
-// Waits for all threads of the cluster: what they wrote into their shared memory can be read.
-__device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-}
-__device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
-// Where another block of the cluster has what this one has at `mine`.
-__device__ inline const float2* of_block(int rank, const float2* mine) {
-  const float2* theirs;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
-  return theirs;
-}
-
 // ------------------------------------------------------------------------- copies
 
 typedef unsigned long long Barrier;  // in shared memory: counts the bytes that have come

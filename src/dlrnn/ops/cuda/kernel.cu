@@ -6,7 +6,8 @@ extern __shared__ __align__(16) float4 shared[];
 
 // What a thread works on: one ring of one channel. Shared memory has the teams' points, and the tables.
 constexpr int N = RINGS * M;
-constexpr int AHEAD = RINGS == 1 ? 4 : 2;  // groups whose spectra come at a time
+constexpr int AHEAD = RINGS == 1 ? 4 : 1;  // groups whose spectra come at a time
+constexpr bool TOGETHER = RINGS > 1 && TEAMS == RINGS;  // a block has a channel
 
 struct Task {
   float2* work;
@@ -18,9 +19,9 @@ struct Task {
     h = index / RINGS, ring = index % RINGS;
     work = reinterpret_cast<float2*>(shared) + team() * WORK;
   }
-  __device__ void copy(const float4* all_tables, bool of_all_rings) {
+  __device__ void copy(const float4* all_tables) {
     float4* copied = shared + TEAMS * WORK / 2;
-    if (of_all_rings) tables = copy_tables(copied, all_tables, 0, RINGS, ring);
+    if (TOGETHER) tables = copy_tables(copied, all_tables, 0, RINGS, ring);
     else tables = copy_tables(copied, all_tables, ring, 1, 0);
     __syncthreads();
   }
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float x[2][16];  // of a part, and of the next one, which is on its way
   previous_done();
   if (!is_zero(0)) read(x[0], 0);
-  task.copy(all_tables, false);
+  task.copy(all_tables);
   if (!there) return;
   float2 v[16] = {};
 #pragma unroll
@@ -73,13 +74,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// d_right, d_left from the sum of the groups' spectra. The rings of a channel are a cluster of blocks: each
-// puts down its points, and picks up those of all for two parts.
-extern "C" __global__ void __cluster_dims__(RINGS, 1, 1) __launch_bounds__(THREADS, RINGS == 1 ? 1 : 512 / THREADS)
+// d_right, d_left from the sum of the groups' spectra. Of several rings each team puts down its points,
+// and picks up those of all for two parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
     kernel_gradient(const float4* partial, float* d_right, float* d_left, const float4* all_tables,
                     const float2* starts, int K_right, int K_left, int H, int groups) {
   Task task;
-  task.copy(all_tables, true);
+  task.copy(all_tables);
   previous_done();
   if (task.h >= H) return;
   int t = task.t, ring = task.ring;
@@ -114,16 +115,16 @@ extern "C" __global__ void __cluster_dims__(RINGS, 1, 1) __launch_bounds__(THREA
   if constexpr (RINGS == 1) {
 #pragma unroll
     for (int r = 0; r < 16; ++r) write(0, r, share<0>(v, 0, r)), write(1, r, share<0>(v, 1, r));
-  } else {
+  } else if constexpr (TOGETHER) {
     turn_back(v, task.tables.first());
     float2* at = task.work + place(t);  // where only this thread has read
 #pragma unroll
     for (int r = 0; r < 16; ++r) at[r * place(MEMBERS)] = v[reversed<16>(r)];
-    cluster_arrive(), cluster_wait();
+    __syncthreads();
     float2 two[16] = {};
-#pragma unroll
+#pragma unroll 1
     for (int other = 0; other < RINGS; ++other) {
-      const float2* from = of_block(other, at);
+      const float2* from = at + (other - ring) * WORK;
       float4 w = task.tables.ring[(other - ring) * SHORT + ring];  // of parts 2 ring, 2 ring + 1
 #pragma unroll
       for (int r = 0; r < 16; ++r) {
@@ -131,9 +132,7 @@ extern "C" __global__ void __cluster_dims__(RINGS, 1, 1) __launch_bounds__(THREA
         two[r] = {fmaf(z.x, w.x, fmaf(z.y, w.y, two[r].x)), fmaf(z.x, w.z, fmaf(z.y, w.w, two[r].y))};
       }
     }
-    cluster_arrive();
 #pragma unroll
     for (int r = 0; r < 16; ++r) write(2 * ring, r, two[r].x), write(2 * ring + 1, r, two[r].y);
-    cluster_wait();  // others may still read what is here
   }
 }
