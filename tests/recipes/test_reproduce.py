@@ -172,7 +172,7 @@ def test_the_listing_has_a_line_for_each_recipe(tmp_path):
         "name": SHIFT,
         "metric": "R2",
         "paper": "1",
-        "ours": None,
+        "yours": None,
         "status": "not run",
         "minutes": 1,
     }

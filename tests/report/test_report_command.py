@@ -37,6 +37,24 @@ def test_no_results_at_all(tmp_path, capsys, monkeypatch):
     assert main(["report", "--out", "file"]) == 2
 
 
+def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def line(name):
+        assert main(["recipes", "--json"]) == 0
+        rows = {row.pop("name"): row for row in json.loads(capsys.readouterr().out)}
+        return rows[name]
+
+    recipe = "table1/shift/dlr-1"
+    assert line(recipe)["ours"] is None
+    lines = [made_up.record(recipe, seed=seed, value=value) for seed, value in ((0, 0.9), (1, 1.0))]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "records.jsonl").write_text("".join(f"{r.to_line()}\n" for r in lines))
+    shown = line(recipe)
+    assert (shown["paper"], shown["ours"], shown["yours"]) == ("1", "0.950", None)
+    assert line("table1/shift/dss-1")["ours"] is None
+
+
 def wrong_results(folder):
     """What somebody may type, and what the sentence says of it."""
     (folder / "file").write_text("x")

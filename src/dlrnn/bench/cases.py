@@ -17,9 +17,9 @@ from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
     REPLAYS,
+    captured,
     median_ms,
     relative_error,
-    replayed,
     require_right,
     seconds,
 )
@@ -159,7 +159,7 @@ def _times(
         try:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-                run = replayed(function)
+                run = captured(function, REPLAYS)
                 ms = median_ms(seconds({name: run}, device, repeats)[name]) / REPLAYS
                 peak = torch.cuda.max_memory_allocated(device) - before
                 found[f"{name} GiB"] = _rounded(peak / 2**30)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import REPLAYS, median_ms, replayed, seconds
+from dlrnn.bench.measure import REPLAYS, captured, median_ms, seconds
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
@@ -44,7 +44,7 @@ def bench_data(
             "step": partial(_step, model, optimizer, task, batch),
         }
         if on_gpu:
-            functions = {name: replayed(function) for name, function in functions.items()}
+            functions = {name: captured(function, REPLAYS) for name, function in functions.items()}
         times = seconds(functions, where, repeats)
         each = REPLAYS if on_gpu else 1
         sample, step = median_ms(times["sample"]) / each, median_ms(times["step"]) / each

@@ -26,8 +26,10 @@ def seconds(
     return times
 
 
-def captured(function: Callable[[], object]) -> Callable[[], None]:
-    """The function as a CUDA graph: calling it replays its kernels without launching each."""
+def captured(function: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """So many calls of the function as one CUDA graph, whose kernels are replayed without launching
+    each.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -36,22 +38,12 @@ def captured(function: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        function()
+        for _ in range(times):
+            function()
     return graph.replay
 
 
-REPLAYS = 10  # at a time, so that waiting for the device is not part of a number
-
-
-def replayed(function: Callable[[], object]) -> Callable[[], None]:
-    """So many replays of a function that was captured: divide its time by them."""
-    graph = captured(function)
-
-    def run() -> None:
-        for _ in range(REPLAYS):
-            graph()
-
-    return run
+REPLAYS = 10  # in one graph, so that waiting for the device is not part of a number
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:

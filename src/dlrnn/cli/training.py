@@ -39,9 +39,7 @@ def add(commands: Any) -> None:
     evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
     device_option(evaluate)
 
-    listed = command(
-        commands, "recipes", _recipes, "every number of the paper: paper, ours, status"
-    )
+    listed = command(commands, "recipes", _recipes, "every number of the paper: paper, ours, yours")
     listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
     listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
     _scale(listed)
@@ -175,11 +173,28 @@ def _recipes(given: argparse.Namespace) -> int:
         recipe = recipes.get(given.show)
         print(recipes.scaled(recipe, given.scale).to_json(), end="")
         return 0
-    rows = recipes.listing(given.out, given.scale)
+    recorded = _recorded(Path("results"))
+    rows = []
+    for line in recipes.listing(given.out, given.scale):
+        name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
+        ours = recorded.get(name) or None
+        rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
     if given.json:
         return print_json(rows)
-    print_table("Every number that has a recipe (minutes: an estimate, on one H200)", rows)
+    title = "Every number that has a recipe: ours from results/, yours and their status from"
+    print_table(f"{title} {given.out}/ (minutes: an estimate, on one H200)", rows)
     return 0
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """By recipe, as `dlrnn report` would write them."""
+    from dlrnn.report.cells import our_number
+    from dlrnn.report.layouts import make_tables
+    from dlrnn.report.results import read_results
+
+    tables = make_tables([read_results(folder, "ours")])
+    cells = [cell for table in tables for cell in table.cells.values()]
+    return {cell.recipe: " / ".join(map(our_number, cell.ours.values())) for cell in cells}
 
 
 def _reproduce(given: argparse.Namespace) -> int:

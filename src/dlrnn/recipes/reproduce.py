@@ -85,7 +85,7 @@ def status_of(recipe: Recipe, out: str | Path, scale: Scale) -> str:
 
 
 def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, Any]]:
-    """A line for each recipe, to print: number, paper, ours, status, cost."""
+    """A line for each recipe, to print: the paper, what the runs in `out` gave, status, cost."""
     rows = []
     for recipe in RECIPES.values():
         row = make_row(recipe, outcomes(recipe, out, scale))
@@ -93,7 +93,7 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
             "name": recipe.name,
             "metric": " / ".join(recipe.paper),
             "paper": numbers(row.paper),
-            "ours": numbers(row.ours) or None,
+            "yours": numbers(row.ours) or None,
             "status": row.status,
             "minutes": round(recipe.cost),
         }
