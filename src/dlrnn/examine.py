@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.folder import write_whole
+from dlrnn.train.folder import RunFolder, write_whole
 from dlrnn.train.loop import load_best
 from dlrnn.train.step import forward
+from dlrnn.train.tested import best_step, write_test
 
 SHOWN = 4  # samples in a picture
 BROKEN_DOWN = 8  # batches
@@ -24,13 +25,14 @@ BROKEN_DOWN = 8  # batches
 def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -> dict[str, Any]:
     """Metrics of a split; ListOps-SubTrees by height and operator; predictions as a picture.
 
-    All of it is written into the run's folder: `eval-SPLIT.json`, `eval-SPLIT.png`.
+    All of it is written into the run's folder: `eval-SPLIT.json`, `eval-SPLIT.png`, `test.json`.
     """
     path, where = Path(path), torch.device(device)
     model, task, config = load_best(path, where)
     result: dict[str, Any] = {
         "run": str(path),
         "split": split,
+        "step": best_step(RunFolder(path)),
         "metrics": scores(model, task, held_out(task, config, split, where)),
         "breakdown": {},
         "pictures": [],
@@ -48,6 +50,8 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
             figure.savefig(picture, dpi=110)
             result["pictures"].append(str(picture))
         write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
+        if split == "test":
+            write_test(path, result["metrics"])
     except OSError as error:  # the numbers are there all the same
         result["not_written"] = f"nothing was written into {path}: {error.strerror or error}"
     return result

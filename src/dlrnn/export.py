@@ -8,8 +8,7 @@ import torch
 
 from dlrnn.models import push_to_hub, save_pretrained
 from dlrnn.train import RunFolder, load_best
-
-_TEST = "test.json"
+from dlrnn.train.tested import read_test
 
 
 def export_run(run: str | Path, folder: str | Path, *, push: str | None = None) -> str:
@@ -34,7 +33,4 @@ def _results(path: Path) -> dict[str, Any]:
     result = RunFolder.open(path).result or {}
     names = ("task", "metric", "best", "best_step", "device", "seconds")
     found |= {name: result[name] for name in names if name in result}
-    if (path / _TEST).is_file():
-        tested = json.loads((path / _TEST).read_text())
-        found |= {f"test {name}": value for name, value in tested.items()}
-    return found
+    return found | {f"test {name}": value for name, value in read_test(RunFolder(path)).items()}

@@ -101,6 +101,7 @@ def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     test = json.loads((folder / "test.json").read_text())
     model, task, config = load_best(folder, torch.device("cpu"))
     by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
+    assert test.pop("step") == RunFolder(folder).result["best_step"]
     assert test == by_hand
     assert test != scores(model, task, held_out(task, config, "validation", torch.device("cpu")))
     assert row.ours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}

@@ -1,5 +1,7 @@
 """Many runs: what is complete is left alone, one that breaks does not stop the others."""
 
+import shlex
+
 import pytest
 
 from dlrnn.recipes import run_path
@@ -77,7 +79,7 @@ def test_a_sweep(small, tmp_path):
 
 
 def test_jobs_for_slurm(monkeypatch, tmp_path):
-    """Each run is a job with the command that `sweep` would run itself."""
+    """Each run is a job with the command that `sweep` would run itself, and its test."""
     import submitit
 
     sent = []
@@ -97,7 +99,24 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
     rows = sweep(["table1/cum*/dlr-1"], seeds=[0, 1], slurm="gpus", out=tmp_path)
     assert [row["said"] for row in rows] == [f"submitted as {k}" for k in (1, 2, 3, 4)]
     assert {row["status"] for row in rows} == {"not run"}
-    assert all(command[2:4] == ["dlrnn", "train"] for command in sent)
+    for command, row in zip(sent, rows, strict=True):
+        shell, option, line = command
+        assert (shell, option) == ("bash", "-c")
+        train, test = (shlex.split(each)[2:] for each in line.split(" && "))
+        path = str(run_path(get(row["recipe"]), tmp_path, "full", row["seed"]))
+        assert train[:3] == ["dlrnn", "train", row["recipe"]]
+        assert test == ["dlrnn", "eval", path, "--device", "cpu"]
+
+
+def test_a_run_that_cannot_be_tested_does_not_stop_the_others(small, tmp_path):
+    names = ["table4/pathfinder/dlr", "table1/cumsum/dlr-1"]
+    assert {row["status"] for row in sweep(names, scale="tiny", out=tmp_path)} == {"done"}
+    broken = run_path(get(names[0]), tmp_path, "tiny", 0)
+    (broken / "test.json").unlink()
+    (broken / "best.safetensors").write_bytes(b"cut")
+    first, second = sweep(names, scale="tiny", out=tmp_path)
+    assert (first["status"], second["status"]) == ("broken", "done")
+    assert "best.safetensors is damaged" in first["said"]
 
 
 def test_one_bad_folder_does_not_stop_the_others(small, tmp_path):

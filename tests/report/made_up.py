@@ -21,6 +21,7 @@ STEPS = (0, 1000, 5000, 20000, 40000)
 
 
 def record(recipe="table1/shift/dlr-1", **changed):
+    split = "validation" if changed.get("metric", "R2") == "R2" else "test"
     asked = recipes.RECIPES[recipe].config.steps if recipe in recipes.RECIPES else 1000
     made = Record(
         recipe=recipe,
@@ -28,7 +29,7 @@ def record(recipe="table1/shift/dlr-1", **changed):
         seed=0,
         metric="R2",
         value=0.99,
-        split="validation",
+        split=split,
         steps=asked,
         steps_asked=asked,
         commit="0123456789abcdef0123456789abcdef01234567",

@@ -10,6 +10,7 @@ from dlrnn import recipes
 from dlrnn.cli import main
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
+from dlrnn.report.cells import state_text
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
@@ -71,11 +72,42 @@ def test_what_is_held_against_the_paper(changed, verdict, value):
     assert both.verdict == verdict, "one that is cut is not averaged away"
 
 
+def test_only_what_is_alike_is_averaged():
+    """Other settings, and what was not tested, have columns of their own."""
+    bf16 = {"differs": "steps 5 (6), precision bf16 (fp32)"}
+    cell = cell_of(
+        *(made_up.record(seed=k, value=value) for k, value in enumerate((0.9, 1.0))),
+        *(made_up.record(seed=k, value=0.5, **bf16) for k in (2, 3)),
+    )
+    means = {source: found["R2"].mean for source, found in cell.found.items()}
+    assert means == {"ours": pytest.approx(0.95), "ours, precision bf16 (fp32)": 0.5}
+    alone = cell_of(made_up.record(**bf16), made_up.record(seed=1, **bf16))
+    assert list(alone.found) == ["ours"]
+
+
+def test_what_is_not_tested_is_not_judged():
+    def table3(*records):
+        return make_tables([Results("ours", list(records))])[2].cells["table3/listops-subtrees/dlr"]
+
+    tested, not_tested = (
+        made_up.record(
+            "table3/listops-subtrees/dlr", metric="accuracy", value=v, split=split, seed=k
+        )
+        for k, (v, split) in enumerate(((80.0, "test"), (90.0, "validation")))
+    )
+    assert table3(tested).verdict == "worse"
+    alone, both = table3(not_tested), table3(not_tested, tested)
+    assert (alone.verdict, alone.difference("accuracy").verdict) == (None, None)
+    assert state_text(alone.ours["accuracy"]) == "validation, not tested"
+    means = {source: found["accuracy"].mean for source, found in both.found.items()}
+    assert means == {"ours": 80.0, "ours, not tested": 90.0}
+
+
 @pytest.mark.parametrize("variant", ["tiny", "my.Layer, tiny", "changed", "my.Layer, changed"])
 def test_a_variant_tells_its_size(variant):
     """Records that were written before they had a scale."""
-    assert not made_up.record(variant=variant).is_as_large
-    assert made_up.record(variant="my.Layer").is_as_large
+    assert not made_up.record(variant=variant).is_comparable
+    assert made_up.record(variant="my.Layer").is_comparable
 
 
 def test_what_was_cut_or_stopped_is_counted():

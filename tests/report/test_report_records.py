@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import made_up
@@ -127,6 +128,9 @@ def test_the_time_of_a_run_that_was_resumed(done, tmp_path):
     told = [{"from": f, "step": step, "seconds": s, "memory": None} for f, step, s in sessions]
     (copy / "timing.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
     record = collect(copy).records[0]
+    with open(copy / "timing.jsonl", "a") as file:
+        file.write('{"from": 2, "st\n')  # cut by a full disk
+    assert collect(copy).records[0] == record
     assert record.wall_seconds == 10 + 40 + 70
     assert record.seconds_per_step == 20, "of 5, 20 and 20"
 
@@ -188,6 +192,24 @@ def test_a_metric_more_of_the_same_run(tmp_path):
     assert {json.loads(line)["metric"] for line in lines(tmp_path)} == {"train_loss", "loss"}
 
 
+def test_a_longer_run_with_other_settings_replaces_nothing(tmp_path):
+    made = made_up.run(SHIFT)
+    short, other, long = (
+        replace(made, records=[replace(r, steps=n, differs=text) for r in made.records])
+        for n, text in ((10, "steps 10 (40000)"), (20, "lr 0.3 (0.1)"), (30, ""))
+    )
+    add([short], tmp_path)
+    assert "kept the one with 10 steps" in add([other], tmp_path)[0]
+    assert "replaced one with 10 steps" in add([long], tmp_path)[0]
+
+
+def test_two_that_add_at_once_lose_nothing(tmp_path):
+    seeds = range(6)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda seed: add([made_up.run(SHIFT, seed)], tmp_path / "new"), seeds))
+    assert [json.loads(line)["seed"] for line in lines(tmp_path / "new")] == list(seeds)
+
+
 def test_lines_of_others_are_kept(tmp_path):
     newer = json.dumps({"version": VERSION + 1, "anything": 1})
     (tmp_path / "records.jsonl").write_text(f"{newer}\n{{broken\n")
@@ -233,6 +255,19 @@ def test_tasks_that_are_tested(tmp_path, capsys):
     assert record.value == pytest.approx(100 * metrics["accuracy"], rel=1e-5)
     assert found.breakdowns[record.stem]["by operator"][0]["operator"] == "MIN"
     assert not found.problems
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps({**result, "best_step": 77}))
+    with pytest.raises(ValueError, match="was trained and not judged yet: run `dlrnn eval"):
+        collect(path)  # what was tested is not the best any more
+    assert collect(path, unfinished=True).breakdown is None
+
+
+def test_what_is_not_tested_is_its_best_validation(tmp_path):
+    path = train(tmp_path / "run", recipe="table3/listops-subtrees/dlr", steps=2)
+    told = [{"step": k, "split": "validation", "loss": 1.0, "accuracy": k / 10} for k in (1, 3, 2)]
+    (path / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
+    (record,) = collect(path, unfinished=True).records
+    assert (record.value, record.steps, record.split) == (30, 3, "validation")
 
 
 def test_a_language_model_that_was_examined(tmp_path):
@@ -261,6 +296,9 @@ def test_a_commit_for_a_run_outside_a_checkout(done, tmp_path):
     (copy / "environment.json").write_text(json.dumps(environment | {"git": None}))
     assert collect(copy).records[0].commit is None
     assert collect(copy, commit="abc").records[0].commit == "abc"
+    then = [{"git": git, "changed": git == "c"} for git in ("b", "b", "c")]
+    (copy / "environment.json").write_text(json.dumps({"git": "a", "then": then}))
+    assert collect(copy).records[0].commit == "a, then b, then c with changes"
 
 
 def test_pictures_and_layers_come_along(tmp_path):

@@ -1,10 +1,12 @@
 """The loop: it learns, it accumulates, it says what is wrong."""
 
+import importlib
 import json
 import math
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -135,9 +137,40 @@ def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
     assert again["steps"] == steps
     for name, value in weights(tmp_path / "run").items():
         assert torch.equal(value, weights(tmp_path / "cut")[name])
+    (tmp_path / "cut" / "result.json").unlink()  # killed right before it was written
+    assert train(tmp_path / "cut", until_plain=True, **QUIET)["steps"] == steps
+    found = [(tmp_path / run / "records.jsonl").read_text() for run in ("run", "cut")]
+    assert found[0] == found[1]
+    snapshots = (tmp_path / "run" / "snapshots.jsonl").read_text().splitlines()
+    assert json.loads(snapshots[-1])["step"] == steps
+    splits = [each["split"] for each in RunFolder(tmp_path / "run").records()]
+    assert set(splits[-2:]) == {"train", "validation"}, "its last loss, too"
     whole = train(tmp_path / "whole", config(steps=60, eval_every=10), **QUIET)
     assert whole["steps"] == 60
     assert "stopped" not in whole
+
+
+def test_a_loss_is_never_plain(tmp_path, monkeypatch):
+    """It may rest at 1 and go on falling."""
+    monkeypatch.setattr(type(config().make_task()), "less_is_better", True)
+    with pytest.raises(ValueError, match="--until-plain is for metrics that end at 1"):
+        train(tmp_path / "run", config(), until_plain=True, **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_is_missing_ends_a_run_before_it_begins(tmp_path, monkeypatch):
+    real = config(task=TaskConfig("text", {"length": 16}))
+    with pytest.raises(ValueError, match="text is real data, not drawn on the spot"):
+        train(tmp_path / "run", real, **QUIET)
+
+    def count(self, split):
+        if split == "validation":
+            raise ValueError("no validation samples")
+
+    monkeypatch.setattr(type(config().make_task()), "count", count)
+    with pytest.raises(ValueError, match="no validation samples"):
+        train(tmp_path / "run", config(), **QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -533,6 +566,40 @@ def test_lines_are_cut_back(tmp_path):
     again.append({"a": 3})
     again.close()
     assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
+    path.write_text('{"a": 1}\n{"torn')
+    again = Lines(path, None)
+    again.append({"a": 4})
+    again.close()
+    assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "a line of its own"
+
+
+def test_two_writers_of_one_file(tmp_path):
+    """Whoever is last; nobody's is torn."""
+    path, contents = tmp_path / "table.md", [bytes([65 + k]) * 200_000 for k in range(4)]
+
+    def write(content):
+        for _ in range(10):
+            write_whole(path, content)
+            assert path.read_bytes() in contents
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, contents))
+    assert [each.name for each in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, monkeypatch):
+    folder = importlib.import_module("dlrnn.train.folder")
+    train(tmp_path / "run", config(), **QUIET)
+    path, here = tmp_path / "run" / "environment.json", folder.environment()
+    assert json.loads(path.read_text()) == here
+    for place in ("here", "there", "there", "elsewhere"):
+        now = here if place == "here" else {**here, "device": place}
+        monkeypatch.setattr(folder, "environment", lambda now=now: now)
+        (tmp_path / "run" / "result.json").unlink()
+        train(tmp_path / "run", **QUIET)
+    known = json.loads(path.read_text())
+    assert [each["device"] for each in known.pop("then")] == ["there", "elsewhere"]
+    assert known == here
 
 
 def test_what_is_shown_ends_with_one_line(tmp_path, capsys):

@@ -150,5 +150,6 @@ def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected
         try:
             found[path] = collect(path, **options)
         except (ValueError, KeyError, OSError) as error:
-            problems.append(str(error).partition("\n")[0])
+            said = str(error).partition("\n")[0]
+            problems.append(said if str(path) in said else f"{path}: {said}")
     return found, problems

@@ -1,6 +1,5 @@
 """What has come out of a recipe's runs so far, read from their folders."""
 
-import json
 import math
 import re
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +13,10 @@ from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
 from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.folder import CONFIG, write_whole
+from dlrnn.train.folder import CONFIG
+from dlrnn.train.tested import read_test, write_test
 
 DONE, NOT_RUN = "done", "not run"
-TEST = "test.json"
-"""Beside result.json: the test metrics of the best checkpoint, as fractions."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,13 @@ def _parsed(text: str) -> RunConfig:
 
 def score_best(path: Path, device: str) -> None:
     """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
-    if RunFolder.open(path).config.make_task().kind == "regression" or (path / TEST).exists():
+    folder = RunFolder.open(path)
+    if folder.config.make_task().kind == "regression" or read_test(folder):
         return
     where = torch.device(device)
     model, task, config = load_best(path, where)
     found = scores(model, task, held_out(task, config, "test", where))
-    write_whole(path / TEST, (json.dumps(found, indent=1) + "\n").encode())
+    write_test(path, found)
 
 
 def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
@@ -111,9 +110,7 @@ def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float
         best = max(judged, key=lambda each: _comparable(each[task.metric]), default={})
         found = {name: value for name, value in best.items() if name not in ("step", "split")}
     else:
-        split = "test"
-        if (folder.path / TEST).exists():
-            found = json.loads((folder.path / TEST).read_text())
+        split, found = "test", read_test(folder)
     if not found:
         return split, {}
     losses = [each["loss"] for each in records if each["split"] == "train"]

@@ -1,5 +1,6 @@
 """Many runs, each a process of its own: locally a few at a time, or as Slurm jobs."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -74,7 +75,7 @@ def sweep(
         except ValueError as error:  # this folder, not the others
             said[path] = str(error)
     if slurm is not None:
-        said |= _submit(waiting, Path(out), slurm)
+        said |= _submit(waiting, Path(out), slurm, device)
     else:
         with ThreadPoolExecutor(jobs) as pool:
             said |= dict(zip((job.path for job in waiting), pool.map(_run, waiting), strict=True))
@@ -83,7 +84,10 @@ def sweep(
         path = run_path(recipe, out, scale, seed)
         broken = said.get(path, "")
         if not broken and slurm is None:
-            score_best(path, device)
+            try:
+                score_best(path, device)
+            except ValueError as error:  # this run, not the others
+                broken = str(error)
         found = outcome(recipe, out, scale, seed)
         status = "broken" if broken and slurm is None else found.status
         scores = found.scores or {}
@@ -115,7 +119,8 @@ def _run(job: Job) -> str:
     return said[-1] if said else f"exit status {done.returncode}"
 
 
-def _submit(waiting: list[Job], out: Path, partition: str) -> dict[Path, str]:
+def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[Path, str]:
+    """Each trains its run, and tests it."""
     try:
         import submitit
     except ImportError:
@@ -124,6 +129,8 @@ def _submit(waiting: list[Job], out: Path, partition: str) -> dict[Path, str]:
     executor.update_parameters(partition=partition, gpus_per_node=1, time=24 * 60)
     submitted = {}
     for job in waiting:
-        handle = executor.submit(submitit.helpers.CommandFunction(job.command))
+        test = [sys.executable, "-m", "dlrnn", "eval", str(job.path), "--device", device]
+        both = f"{shlex.join(job.command)} && {shlex.join(test)}"
+        handle = executor.submit(submitit.helpers.CommandFunction(["bash", "-c", both]))
         submitted[job.path] = f"submitted as {handle.job_id}"
     return submitted

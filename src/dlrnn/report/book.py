@@ -79,16 +79,16 @@ class Seeds:
         return next((record.size for record in self.records if record.size != FULL), FULL)
 
     @property
-    def is_as_large(self) -> bool:
+    def is_comparable(self) -> bool:
         """Every run has the paper's sizes and steps, or stopped when its value was plain."""
-        return all(record.is_as_large for record in self.records)
+        return all(record.is_comparable for record in self.records)
 
     def against(self, paper: float | None) -> Difference | None:
         """None where one of the two is missing, or the sizes are others; cut short: no verdict."""
         if paper is None or self.mean is None or self.size != FULL:
             return None
         found = difference(self.metric, self.mean, paper)
-        return found if self.is_as_large else found._replace(verdict=None)
+        return found if self.is_comparable else found._replace(verdict=None)
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Cell:
 
     def verdict_of(self, column: str) -> Verdict | None:
         """The same for another column; None if one of its runs is smaller or shorter."""
-        if not all(seeds.is_as_large for seeds in self.found.get(column, {}).values()):
+        if not all(seeds.is_comparable for seeds in self.found.get(column, {}).values()):
             return None
         verdicts = [each.verdict for m in self.metrics if (each := self.difference(m, column))]
         order: tuple[Verdict, ...] = ("worse", "near", "better")
@@ -199,6 +199,6 @@ def counts(table: Table) -> Counts:
     verdicts = [cell.verdict for cell in table.grid]
     good = sum(verdict in ("near", "better") for verdict in verdicts)
     ours = [[r for seeds in cell.ours.values() for r in seeds.records] for cell in table.grid]
-    cut = sum(any(not record.is_as_large for record in records) for records in ours)
+    cut = sum(any(r.is_cut or r.size != FULL for r in records) for records in ours)
     stopped = sum(any(record.stopped for record in records) for records in ours)
     return Counts(len(verdicts), sum(map(bool, ours)), good, cut, stopped)

@@ -41,7 +41,9 @@ def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
         return None
     text = signed(metric, found.value)
     if found.verdict is None:
-        hidden = tag("span", " cut short, not judged", class_="hidden")
+        cut = any(record.is_cut for record in cell.found[column][metric].records)
+        why = " cut short, not judged" if cut else " not judged"
+        hidden = tag("span", why, class_="hidden")
         return tag("span", text, hidden, class_="badge open")
     hidden = tag("span", f" {WORDS[found.verdict]}", class_="hidden")
     sign = tag("span", SIGNS[found.verdict], aria_hidden="true")
@@ -63,6 +65,8 @@ def state_text(seeds: Seeds) -> str:
     if seeds.size == "tiny":
         return "tiny"
     other = ["other sizes"] if seeds.size != FULL else []
+    if any(record.is_untested for record in seeds.records):
+        other.append("validation, not tested")
     if any(record.steps < record.steps_asked for record in seeds.records):
         steps, _, early = steps_text(seeds.records).partition(", ")
         other.append(f"{early}: {steps} steps" if early else f"{steps} steps")

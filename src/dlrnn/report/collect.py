@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from dlrnn.report.results import Curve, check_breakdown, read_picture, read_snap
 from dlrnn.train import RunConfig, RunFolder
 from dlrnn.train.folder import CONFIG, ENVIRONMENT, TIMING
 from dlrnn.train.plain import in_words, may_stop, plain_level
+from dlrnn.train.tested import best_step
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
@@ -51,7 +52,7 @@ def collect(
     """Records of a run, of which recipe it is and how it differs being found out.
 
     A run that is not complete, or not tested yet, is refused unless `unfinished`: then it is what
-    its last validation says (a regression's best), and has as many steps as the last one saw.
+    its best validation says, and has as many steps as the last one saw.
     `commit` is for a run that does not know its own.
     """
     folder = RunFolder.open(path)
@@ -65,8 +66,7 @@ def collect(
     split, metrics = _scores(folder, config, lines, unfinished=unfinished)
     environment = _json(folder.path / ENVIRONMENT)
     per_step, wall = _seconds(folder.path / TIMING, result)
-    if environment.get("git"):
-        commit = environment["git"] + (" with changes" if environment.get("changed") else "")
+    commit = _commits(environment) or commit
     shared = Record(
         recipe=name,
         variant=origin.variant if variant is None else variant,
@@ -101,11 +101,14 @@ def collect(
         wanted = " / ".join(origin.recipe.paper)
         raise ValueError(f"{path} has no {wanted}, which {name} is judged by")
     examined = _json(folder.path / EVAL)
+    if examined.get("step") != best_step(folder):
+        examined = {}  # of a checkpoint that is no longer the best
+    draws = examined and config.make_task().kind == "tagging"
     return Collected(
         records,
         _curve(lines),
         check_breakdown(examined["breakdown"]) if examined.get("breakdown") else None,
-        _picture(folder.path) if config.make_task().kind == "tagging" else None,
+        _picture(folder.path) if draws else None,
         _snapshots(folder.path),
     )
 
@@ -136,13 +139,14 @@ def _scores(
     folder: RunFolder, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
 ) -> tuple[str, dict[str, float]]:
     split, found = measured(folder, config)
-    examined = _json(folder.path / EVAL).get("metrics")
-    if not found and isinstance(examined, dict):
-        found = examined
     last = {each["split"]: each for each in lines}
     if not found and unfinished:
-        split = "validation"
-        found = {n: value for n, value in last.get(split, {}).items() if isinstance(value, float)}
+        split, task = "validation", config.make_task()
+        sign = -1 if task.less_is_better else 1
+        judged = [each for each in lines if each["split"] == split]
+        judged = [each for each in judged if math.isfinite(each[task.metric])] or judged[-1:]
+        best = max(judged, key=lambda each: sign * each[task.metric], default={})
+        found = {name: value for name, value in best.items() if isinstance(value, float)}
     if not found:
         advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
         raise ValueError(f"{folder.path} was trained and not judged yet: {advice}")
@@ -170,7 +174,10 @@ def _seconds(path: Path, result: dict[str, Any] | None) -> tuple[float | None, f
     """A step (median, so that evaluations do not count), and all of it, however often resumed."""
     sessions: list[list[dict[str, Any]]] = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        each = json.loads(line)
+        try:
+            each = json.loads(line)
+        except ValueError:  # cut by a full disk
+            continue
         if not sessions or _is_resumed(sessions[-1][-1], each):
             sessions.append([])
         sessions[-1].append(each)
@@ -218,9 +225,19 @@ def _snapshots(folder: Path) -> list[dict[str, Any]] | None:
     path = folder / SNAPSHOTS
     if not path.exists():
         return None
-    found = read_snapshots(path.read_bytes())
+    try:
+        found = read_snapshots(path.read_bytes())
+    except ValueError:  # its only line was cut
+        return None
     most = LAYERS_SHOWN // max(1, len(found[0]["layers"]))
     return thinned(found, max(2, min(STEPS_SHOWN, most)))
+
+
+def _commits(environment: dict[str, Any]) -> str | None:
+    """That a run was begun with, and those that it went on with; None if it knows none."""
+    every = [each for each in (environment, *environment.get("then", [])) if each.get("git")]
+    told = [f"{each['git']}{' with changes' if each.get('changed') else ''}" for each in every]
+    return ", then ".join(text for text, _ in groupby(told)) or None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dlrnn import recipes
 from dlrnn.recipes import Recipe, table1, table2, table3, table4, table6
 from dlrnn.recipes.paper import table as published
 from dlrnn.report.book import OURS, Cell, Seeds, Table
+from dlrnn.report.records import Record
 from dlrnn.report.results import Results
 
 
@@ -18,10 +19,11 @@ def _table(name: str, results: Sequence[Results]) -> Table:
     cells = {each.name: _cell(each, results) for each in recipes.TABLES[name]}
     sources: dict[str, None] = {}
     for place, one in enumerate(results):
-        for record in one.records:
-            if record.recipe.split("/")[0] != name:
-                continue
-            source = _source(one.name, record.variant, ours=place == 0)
+        records = [each for each in one.records if each.recipe.split("/")[0] == name]
+        usual = _usual(records)
+        for record in records:
+            variant = _aside(record, usual[record.recipe, record.variant])
+            source = _source(one.name, variant, ours=place == 0)
             if source != OURS:
                 sources[source] = None
             empty = Cell(record.recipe, {}, None, finding=one.notes.get(record.recipe, ""))
@@ -33,6 +35,20 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             for seeds in by_metric.values():
                 seeds.records.sort(key=lambda record: record.seed)
     return LAYOUTS[name](name, cells, list(sources))
+
+
+def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
+    """Of each recipe and variant the run that others must be like: tested, as the recipe says."""
+    order = sorted(records, key=lambda each: (each.is_untested, bool(each.settings), each.seed))
+    return {(each.recipe, each.variant): each for each in reversed(order)}
+
+
+def _aside(record: Record, usual: Record) -> str:
+    """Its variant; with what it does not share, if no mean of the two would mean anything."""
+    other = record.settings or "as in the recipe"
+    told = [record.variant, other if record.settings != usual.settings else ""]
+    told.append("not tested" if record.is_untested != usual.is_untested else "")
+    return ", ".join(filter(None, told))
 
 
 def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:

@@ -39,7 +39,7 @@ def markdown(results: Sequence[Results]) -> str:
 
 def _rows(table: Table) -> str:
     head = ("task", "model", "metric", "paper", "ours", "difference", *table.sources)
-    head = (*head, "steps", "seeds", "spread")
+    head = (*head, "steps", "seeds", "spread", "not as in the recipe")
     lines = [head, ("---",) * len(head)]
     lines += [_row(table, cell, metric) for cell in table.cells.values() for metric in cell.metrics]
     return "".join(f"| {' | '.join(map(_text, line))} |\n" for line in lines)
@@ -59,6 +59,7 @@ def _row(table: Table, cell: Cell, metric: str) -> tuple[str, ...]:
         steps_text(seeds.records) if seeds else "",
         str(len(seeds.records)) if seeds else "",
         "" if spread is None else number(metric, spread),
+        seeds.records[0].settings if seeds else "",
     )
 
 

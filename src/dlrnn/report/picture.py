@@ -57,7 +57,7 @@ def _draw(axes: Axes, across: int, down: int, cell: Cell) -> None:
     difference = cell.difference("R2")
     mean = None if seeds is None else seeds.mean
     ours = our_number(seeds) if mean is None else f"{mean:.2f}".replace("-0.00", "0.00")
-    cut = seeds is not None and not seeds.is_as_large
+    cut = seeds is not None and not seeds.is_comparable
     far = difference is not None and difference.verdict == "worse"
     _half(axes, across - 0.24, down, paper, paper_number(cell, "R2"))
     _half(axes, across + 0.24, down, mean, f"{ours}*" if cut else ours)
@@ -85,7 +85,7 @@ def _below(table: Table) -> str:
     """What the picture's marks mean, as far as it has any."""
     parts = [count_text(table)]
     found = [(cell, cell.ours["R2"]) for cell in table.grid if "R2" in cell.ours]
-    if any(not seeds.is_as_large for _, seeds in found):
+    if any(not seeds.is_comparable for _, seeds in found):
         parts.append("* fewer steps than the paper's.")
     if any(cell.verdict == "worse" for cell, _ in found):
         parts.append("Framed: more than .03 below the paper.")

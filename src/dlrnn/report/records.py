@@ -74,14 +74,25 @@ class Record:
         return told if self.scale == FULL and told in SIZES else self.scale
 
     @property
+    def settings(self) -> str:
+        """`differs`, without the steps: runs that share it are one experiment."""
+        told = self.differs.split(", ")
+        return ", ".join(each for each in told if not each.startswith("steps "))
+
+    @property
     def is_cut(self) -> bool:
         """Fewer steps than the paper's, and no reason to leave the others out."""
         return self.steps < self.steps_asked and not self.stopped
 
     @property
-    def is_as_large(self) -> bool:
-        """The paper's sizes and steps: it can be held against the paper's number."""
-        return self.size == FULL and not self.is_cut
+    def is_untested(self) -> bool:
+        """The paper's R2 is of the validation split, all else of the test split."""
+        return self.metric != "R2" and self.split != "test"
+
+    @property
+    def is_comparable(self) -> bool:
+        """The paper's sizes, steps and split: it can be held against the paper's number."""
+        return self.size == FULL and not self.is_cut and not self.is_untested
 
     @property
     def key(self) -> tuple[str, str, int, str]:

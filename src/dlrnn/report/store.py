@@ -18,17 +18,23 @@ from dlrnn.report.results import (
     curve_bytes,
     read_lines,
 )
-from dlrnn.train.folder import write_whole
+from dlrnn.train.folder import exclusive, write_whole
 
 
 def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:
     """Write what is new; what became of each run, a sentence each.
 
     A run replaces one of the same recipe, variant and seed, with all its metrics, if it has more
-    steps, if it is the same run (judged since, say: its note stays), or if `replace`. What did not
-    change is not written again. Lines that cannot be read stay as they are.
+    steps and the same settings, if it is the same run (judged since, say: its note stays), or if
+    `replace`. What did not change is not written again. Lines that cannot be read stay as they are.
     """
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.resolve().parent):  # the folder itself is taken when a file is written
+        return _add(collected, folder, replace=replace)
+
+
+def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list[str]:
     known: dict[tuple[str, str, int, str], Record] = {}
     foreign = []
     for line in filter(str.strip, read_lines(folder / RECORDS)):
@@ -42,12 +48,13 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
         new = run.records[0]
         there = [each for each in known.values() if each.run == new.run]
         steps = max((each.steps for each in there), default=0)
+        goes_on = new.steps > steps and all(each.settings == new.settings for each in there)
         what = f"{run.stem}: {_came(new)}"
         if not there:
             said.append(f"{what}, added")
         elif all(dataclasses.replace(each, note=new.note) in run.records for each in there):
             said.append(f"{what}, already there")
-        elif replace or new.steps > steps or _is_same(new, there[0]):
+        elif replace or goes_on or _is_same(new, there[0]):
             said.append(f"{what}, replaced one with {steps} steps")
             known = {key: each for key, each in known.items() if each.run != new.run}
             _remove_files(run.stem, folder)
@@ -62,7 +69,6 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
     order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
     lines = [record.to_line() for record in order] + foreign
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / RECORDS, "".join(f"{line}\n" for line in lines).encode())
     return said
 

@@ -101,9 +101,8 @@ class SetTask(Task):
 
     def _split(self, split: str) -> shards.Split:
         assert self.folder is not None
-        folder = Path(self.folder).resolve()
+        folder, how = Path(self.folder).resolve(), "build" if self.drawable else "import"
         if not folder.exists():
-            how = "build" if self.drawable else "import"
             where = f"make it with `dlrnn data {how} {self.name}`"
             raise ValueError(f"there is no folder {folder}: {where}, or say task.settings.folder")
         stamp = _stamp(folder)
@@ -115,7 +114,7 @@ class SetTask(Task):
                 raise ValueError(f"{self.folder} has {key} {was!r}, not {value!r}")
         stored = _opened(folder, stamp, split, self.columns)
         if not len(stored):
-            raise ValueError(f"{self.folder} has no {split} samples; build a larger set")
+            raise ValueError(f"{self.folder} has no {split} samples; {how} a larger set")
         return stored
 
     @abstractmethod

@@ -98,18 +98,27 @@ def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None
     model.load_state_dict(found)
 
 
+def header(path: Path) -> dict[str, Any]:
+    """The counters of a checkpoint."""
+    return _read(path, tensors=False)[1]
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and counters of a checkpoint."""
+    return _read(path, tensors=True)
+
+
+def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            found = {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
             counters: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except (SafetensorError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from error
-    return tensors, counters
+    return found, counters
 
 
 def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A run's folder, which no other run can overwrite.
 
 config.json        the complete configuration
-environment.json   versions, device, git revision
+environment.json   versions, device, git revision; `then`: what it went on with, if it differs
 records.jsonl      losses and metrics by step: the same bytes however often the run was killed
 timing.jsonl       seconds and memory by step: never the same twice
 snapshots.jsonl    eigenvalues and kernels at a few steps
@@ -77,6 +77,15 @@ class RunFolder:
             raise ValueError(f"{path} is not the folder of a run: it has no {CONFIG}{beside}")
         return cls(path)
 
+    def note_environment(self) -> None:
+        """Where a run goes on, if that is elsewhere, or with another version."""
+        path = self.path / ENVIRONMENT
+        first: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        then: list[dict[str, Any]] = first.pop("then", [])
+        if (now := environment()) != (then or [first])[-1]:
+            content = {**first, "then": [*then, now]}
+            write_whole(path, json.dumps(content, indent=1).encode())
+
     @property
     def config(self) -> RunConfig:
         """As it was begun with."""
@@ -107,21 +116,16 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a folder was expected")
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            yield
-            return
         with open(self.path / LOCK, "a") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file.fileno(), wait=False)
             except BlockingIOError:
                 raise ValueError(f"{self.path} is in use by another process") from None
             yield
 
 
 class Lines:
-    """A file of JSON lines that is only appended to, and cut back to a known length on resume."""
+    """A file of JSON lines that is only appended to, cut back on resume to the length it had."""
 
     def __init__(self, path: Path, length: int | None) -> None:
         there = path.stat().st_size if path.exists() else 0
@@ -132,6 +136,8 @@ class Lines:
         self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
         if length is not None:
             self._file.truncate(length)
+        elif there and not path.read_bytes().endswith(b"\n"):
+            self._file.write(b"\n")  # after a line that a full disk has cut
 
     def append(self, values: dict[str, Any]) -> None:
         """Add a line; it is in the file when this returns."""
@@ -149,22 +155,39 @@ class Lines:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Beside, fsync, rename: the file is whole or as it was."""
+    """Beside, fsync, rename: the file is whole or as it was, whoever else writes it."""
     beside = path.with_name(f"{path.name}.part")
+    with exclusive(path.parent) as folder:
+        try:
+            with open(beside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        os.fsync(folder)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[int]:
+    """A folder that one thread of one process has at a time; the others wait. Not to be nested."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
+        with contextlib.suppress(OSError):  # a file system that does not lock folders
+            _lock(handle, wait=True)
+        yield handle
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError:  # on Windows there is none
+        return
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def environment() -> dict[str, Any]:

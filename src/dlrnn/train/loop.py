@@ -56,7 +56,7 @@ def train(
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
     same weights and records, bit by bit, on the same device. `devices` and `nodes` are what
-    torchrun or Slurm says, by default; `sharded` processes share the parameters instead of having
+    torchrun says, by default; `sharded` processes share the parameters instead of having
     a copy each. `until_plain` ends a run whose metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
@@ -81,7 +81,9 @@ def _launched(
 ) -> dict[str, Any]:
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
-    task.count("train")
+    _check_data(task)
+    if how["until_plain"] and task.less_is_better:
+        raise ValueError(f"--until-plain is for metrics that end at 1; {task.name} has a loss")
     _check_vocabulary(known, task)
     model = make_model(known, task)
     with ExitStack() as stack:
@@ -89,6 +91,8 @@ def _launched(
             stack.enter_context(folder.locked())
             if begins:
                 RunFolder.create(folder.path, known, task.files())
+            else:
+                folder.note_environment()
         fabric.barrier()
         return _Run(folder, fabric, task, model, stack, **how).go()
 
@@ -123,6 +127,14 @@ def make_fabric(
         strategy=strategy,
         precision=how[precision],
     )
+
+
+def _check_data(task: Task) -> None:
+    """Every split that the run will ask for is there."""
+    splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
+    counts = [task.count(split) for split in splits]
+    if None in counts and not task.drawable:
+        task.sample(1)  # says what to do
 
 
 def _check_vocabulary(config: RunConfig, task: Task) -> None:
@@ -195,7 +207,7 @@ class _Run:
             load_optimizer(found.tensors, self.bare, self.bare_optimizer)
         self.optimizer = cast("Optimizer", fabric.setup_optimizers(self.bare_optimizer))
         self.step = TrainingStep(self.config, self.task, self.model, self.optimizer, fabric)
-        self.step.loss_sum.fill_(self.loss_sum)
+        self.step.loss_sum.fill_(self.loss_sum if self.leads else 0.0)  # of all processes together
         shown = show and self.leads
         name = f"{self.task.name} {self.config.model.mixer}"
         steps = self.config.steps
@@ -227,8 +239,9 @@ class _Run:
         """Every step that is left."""
         config, began = self.config, time.perf_counter()
         self.model.train()
-        logged, done = self.logged, self.start
-        batches = prefetched(self.step, self.start, config.steps)
+        done = self.start
+        ended = any(step == done for step, _ in self.judged) and self._is_plain(done)
+        batches = prefetched(self.step, done, done if ended else config.steps)
         alone = self.fabric.world_size == 1  # several would have to agree on the step
         with self.progress, asked_to_stop(listens=alone) as asked:
             for done, parts in enumerate(batches, start=self.start + 1):
@@ -240,22 +253,20 @@ class _Run:
                 if due or evaluation or self.device.type == "cpu":
                     self.step.check_finite()
                 if due:
-                    loss = self.step.take_loss(done - logged)
-                    logged = done
-                    self._record(
-                        done, "train", {"loss": loss, "lr": config.lr * config.rate(done - 1)}
-                    )
-                    self._time(done, time.perf_counter() - began)
+                    self._log(done, time.perf_counter() - began)
                 if evaluation:
                     self._evaluate(done)
-                    ends = ends or (self.until_plain and may_stop(self.judged, done, config.steps))
+                    ends = ends or self._is_plain(done)
+                    self._snapshot(done, ends=ends)
+                if ends and not due:
+                    self._log(done, time.perf_counter() - began)
                 if checkpoint or ends:
                     self._checkpoint(done)
                 if ends:
                     break
                 if asked:
                     self.step.check_finite()
-                    self._checkpoint(done, logged)
+                    self._checkpoint(done)
                     raise KeyboardInterrupt
         batches.close()
         result = self._result(done, time.perf_counter() - began)
@@ -264,6 +275,20 @@ class _Run:
             write_whole(self.folder.path / RESULT, content.encode())
         self.fabric.barrier()
         return result
+
+    def _is_plain(self, step: int) -> bool:
+        return self.until_plain and may_stop(self.judged, step, self.config.steps)
+
+    def _log(self, step: int, seconds: float) -> None:
+        loss = self.step.take_loss(step - self.logged)
+        self.logged = step
+        rate = self.config.lr * self.config.rate(step - 1)
+        self._record(step, "train", {"loss": loss, "lr": rate})
+        if self.leads:
+            cuda = self.device.type == "cuda"
+            memory = torch.cuda.max_memory_allocated(self.device) if cuda else None
+            line = {"step": step, "from": self.start, "seconds": seconds, "memory": memory}
+            self.timing.append(line)
 
     def _evaluate(self, step: int) -> None:
         rank, world = self.fabric.global_rank, self.fabric.world_size
@@ -289,22 +314,21 @@ class _Run:
             tensors = tensors_of(self.bare, keep=self.leads)
             if self.leads:
                 save_best(self.folder.path, step, tensors, {self.task.metric: value})
-        self._snapshot(step)
 
-    def _snapshot(self, step: int) -> None:
+    def _snapshot(self, step: int, *, ends: bool) -> None:
         """What the report's explorer shows: after 1, 2, 4, ... evaluations, and at the end."""
         count = -(-step // self.config.eval_every)
-        due = count & (count - 1) == 0 or step == self.config.steps
+        due = count & (count - 1) == 0 or ends
         if due and self.leads and not is_sharded(self.fabric):
             append_snapshot(self.folder.path, self.bare, step, self.task.input_length)
 
-    def _checkpoint(self, step: int, logged: int | None = None) -> None:
-        """Between two records of the loss, `logged` says what its sum goes back to."""
+    def _checkpoint(self, step: int) -> None:
+        """Between two records of the loss it has the sum since the last one."""
         tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
-            if logged is not None:
-                counters |= {"logged": logged, "loss_sum": self.step.loss_sum.item()}
+            if self.logged < step:
+                counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}
             save_checkpoint(self.folder.path, step, tensors, counters)
 
     def _record(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -319,13 +343,6 @@ class _Run:
         if self.writer is not None:
             for name, value in values.items():
                 self.writer.add_scalar(f"{name}/{split}", value, step)
-
-    def _time(self, step: int, seconds: float) -> None:
-        if self.leads:
-            cuda = self.device.type == "cuda"
-            memory = torch.cuda.max_memory_allocated(self.device) if cuda else None
-            line = {"step": step, "from": self.start, "seconds": seconds, "memory": memory}
-            self.timing.append(line)
 
     def _result(self, steps: int, seconds: float) -> dict[str, Any]:
         level = None if steps == self.config.steps else plain_level(self.judged, steps)

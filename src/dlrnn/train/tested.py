@@ -1,0 +1,30 @@
+"""test.json: what a run's best checkpoint scores on the test split, as fractions."""
+
+import json
+from pathlib import Path
+
+from dlrnn.train.checkpoint import BEST, header
+from dlrnn.train.folder import RunFolder, write_whole
+
+TEST = "test.json"
+
+
+def best_step(folder: RunFolder) -> int | None:
+    """The step of the best checkpoint so far; None if there is none."""
+    if (result := folder.result) is not None:
+        return int(result["best_step"])
+    path = folder.path / BEST
+    return int(header(path)["step"]) if path.exists() else None
+
+
+def write_test(path: Path, metrics: dict[str, float]) -> None:
+    """Of the best checkpoint that is there."""
+    content = {"step": best_step(RunFolder(path)), **metrics}
+    write_whole(path / TEST, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_test(folder: RunFolder) -> dict[str, float]:
+    """{} if the best checkpoint was not tested: an older one may have been."""
+    path = folder.path / TEST
+    found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return found if found.pop("step", None) == best_step(folder) else {}
