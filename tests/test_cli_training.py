@@ -100,10 +100,18 @@ def test_wrong_settings(tmp_path, capsys):
 def test_wrong_runs(done, tmp_path, capsys):
     again = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(done), *WHERE]
     assert "holds a run that is complete" in sentence(capsys, *again)
-    assert "is not the folder of a run" in sentence(capsys, "train", "--resume", str(tmp_path))
+    said = sentence(capsys, "train", "--resume", str(done.parent))
+    assert said.endswith(
+        f"is not the folder of a run: it has no config.json; below it there is {done}"
+    )
+    gone = ["train", "--resume", str(tmp_path / "nowhere")]
+    assert f"there is no folder {tmp_path / 'nowhere'}" in sentence(capsys, *gone)
     assert "did you mean" in sentence(capsys, "train", "table1/shift/dlr-9")
+    several = "table1/shift is several recipes: table1/shift/dlr-1, table1/shift/dss-1,"
+    assert several in sentence(capsys, "train", "table1/shift")
+    assert "`dlrnn sweep` trains several recipes" in sentence(capsys, "train", "table1/*/dlr-1")
     assert "name a recipe" in sentence(capsys, "train")
-    assert "takes nothing else" in sentence(
+    assert "begin a new one" in sentence(
         capsys, "train", "--resume", str(done), "--steps", "9", *WHERE
     )
     copy = tmp_path / "copy"
@@ -162,6 +170,12 @@ def test_recipes(capsys, tmp_path):
     rows = json.loads(capsys.readouterr().out)
     assert {row["status"] for row in rows} == {"not run"}
     assert len(rows) > 100
+    for asked, count in ((["table1/shift"], 6), (["table1/*/dlr-1", "table1/shift/dlr-1"], 11)):
+        assert main(["recipes", *asked, "--json", "--scale", "tiny"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert len(rows) == count
+        assert "minutes" not in rows[0]
+    assert "did you mean 'table1/shift/*'" in sentence(capsys, "recipes", "table1/shfit/*")
     assert main(["recipes", "--show", "table1/shift/dlr-1"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 40000
 

@@ -5,7 +5,7 @@ import torch
 from convolutions import PlainRows
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_close, gradients
+from support import DEVICE, assert_close, gradients, run_python
 
 from dlrnn import ops
 from dlrnn.ops import reference
@@ -161,3 +161,41 @@ def test_bad_kernels(right, left, sentence):
     u, right, left = signals(1, 5, 2, right, left)
     with pytest.raises(ValueError, match=sentence):
         ops.convolution(u, right, left)
+
+
+BAD = """
+import torch
+from dlrnn import ops
+
+u, k = torch.randn(1, 5, 2), torch.randn(2, 5)
+for given in (
+    (u[..., :1], k), (u.mT, k), (u[0], k), (u.tolist(), k), (u.long(), k), (u + 0j, k),
+    (u.double(), k), (u, k[:1]), (u, k[None]), (u, k[0]), (u, None), (u, k, k[:1]),
+):
+    try:
+        print(ops.convolution(*given).shape)
+    except ValueError as error:
+        print(error)
+"""
+SO = "u is [B, L, H], so that the right kernel must have the shape [2, K], not "
+NUMBERS = "u must be float32 or float64 or bfloat16 or float16, not "
+
+
+def test_bad_shapes_and_types():
+    """Nothing is broadcast, cut off or cast away. In a process of its own: here the hints of every
+    function are checked, and speak first.
+    """
+    assert run_python(BAD).splitlines() == [
+        SO.replace("[2, K]", "[1, K]") + "[2, 5]",
+        SO.replace("[2, K]", "[5, K]") + "[2, 5]",
+        "u must have the shape [B, L, H], not [5, 2]",
+        "u must be a torch tensor, not a list",
+        NUMBERS + "int64",
+        NUMBERS + "complex64",
+        "u is float64, so that the right kernel must be, too",
+        SO + "[1, 5]",
+        "the right kernel must have the shape [H, K], not [1, 2, 5]",
+        "the right kernel must have the shape [H, K], not [5]",
+        "the right kernel must be a torch tensor, not a NoneType",
+        SO.replace("right", "left") + "[1, 5]",
+    ]

@@ -212,6 +212,17 @@ def test_r2_is_the_papers():
     assert task.metrics(torch.zeros(4, 10, 1), constant)["R2"] == pytest.approx(1 - 1e5)
 
 
+@pytest.mark.parametrize("shape", [(4, 64, 1), (1, 64, 8), (4, 1, 8), (64, 8), (4, 64, 3)])
+def test_an_output_of_another_shape_is_not_judged(shape):
+    """Broadcast, it would have a loss."""
+    task = tasks.get("shift", length=64)
+    batch, output = task.sample(4), torch.zeros(shape)
+    for judge in (task.loss, task.metrics):
+        with pytest.raises(ValueError, match="shift: the output must have the shape") as error:
+            judge(output, batch)
+        assert f"[4, 64, 8], not {list(shape)}" in str(error.value)
+
+
 def test_only_the_last_positions_count():
     task = tasks.get("reverse", length=5)
     batch = task.sample(2)

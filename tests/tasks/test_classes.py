@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import DEVICE
 
+from dlrnn import tasks
 from dlrnn.tasks.classes import (
     accuracy,
     balanced_cross_entropy,
@@ -80,6 +81,18 @@ def test_macro_scores(seed):
     scores = macro_scores(logits, targets)
     assert scores["macro_f1"].item() == pytest.approx(sum(f1) / len(f1))
     assert scores["macro_accuracy"].item() == pytest.approx(sum(recall) / len(recall))
+
+
+@pytest.mark.parametrize("name", ["listops-subtrees", "pathfinder-segmentation", "pathfinder"])
+def test_an_output_of_another_shape_is_not_judged(name):
+    task = tasks.get(name, **({"length": 64} if name.startswith("listops") else {}))
+    batch = task.sample(2)
+    shape = (*batch.targets.shape, task.d_output)
+    task.loss(torch.zeros(shape), batch)
+    for wrong in ((*shape[:-1], shape[-1] + 1), (1, *shape[1:]), shape[1:]):
+        for judge in (task.loss, task.metrics):
+            with pytest.raises(ValueError, match=f"{name}: the output must have the shape"):
+                judge(torch.zeros(wrong), batch)
 
 
 def test_perfect_and_nothing_to_judge():

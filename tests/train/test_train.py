@@ -359,7 +359,7 @@ def test_folders_are_never_overwritten(tmp_path):
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     assert {k: v for k, v in before.items() if k != "result.json"} == after
     refused(tmp_path, "is not empty", config())
-    refused(tmp_path / "nothing", "is not the folder of a run")
+    refused(tmp_path / "nothing", "there is no folder")
 
 
 def test_killed_before_there_was_a_configuration(tmp_path):
@@ -571,6 +571,15 @@ def test_lines_are_cut_back(tmp_path):
     again.append({"a": 4})
     again.close()
     assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "a line of its own"
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert RunFolder(tmp_path).records() == [{"step": 1}], "the last was cut"
+    path.write_text('{"step": 1}\ngarbage\n')
+    with pytest.raises(ValueError, match=r"records.jsonl, line 2, is not a record of a run"):
+        RunFolder(tmp_path).records()
 
 
 def test_two_writers_of_one_file(tmp_path):

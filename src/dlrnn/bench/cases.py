@@ -22,6 +22,7 @@ from dlrnn.bench.measure import (
     relative_error,
     require_right,
     seconds,
+    told,
 )
 from dlrnn.nn import DLR
 
@@ -77,7 +78,8 @@ CASES = (
 def bench_cases(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     """Every layer of the paper: our backends, the paper's listing, attention."""
     where = torch.device(device)
-    rows = [_layer(case if factor == 1 else case.smaller(factor), where, repeats) for case in CASES]
+    cases = told([case if factor == 1 else case.smaller(factor) for case in CASES], _name)
+    rows = [_layer(case, where, repeats) for case in cases]
     return {**_machine(where, factor), "cases": rows}
 
 
@@ -86,7 +88,8 @@ def bench_lengths(*, device: str, repeats: int, factor: int = 1) -> dict[str, An
     where = torch.device(device)
     lengths = [2**k for k in range(8, 19)]
     cases = [Case(str(L), max(1, 2**16 // L), 128, 1024, L, L) for L in lengths]
-    rows = [_layer(c if factor == 1 else c.smaller(factor), where, repeats) for c in cases]
+    cases = [case if factor == 1 else case.smaller(factor) for case in cases]
+    rows = [_layer(case, where, repeats) for case in told(cases, _name)]
     return {**_machine(where, factor), "cases": rows}
 
 
@@ -94,11 +97,13 @@ def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     """The long convolution alone, against torch.fft (the backend `torch`)."""
     where = torch.device(device)
     short = (Case("512", 64, 128, 0, 512, 512), Case("2048", 32, 128, 0, 2048, 2048))
-    rows = [
-        _convolution(case if factor == 1 else case.smaller(factor), where, repeats)
-        for case in (*short, *CASES)
-    ]
+    cases = [case if factor == 1 else case.smaller(factor) for case in (*short, *CASES)]
+    rows = [_convolution(case, where, repeats) for case in told(cases, _name)]
     return {**_machine(where, factor), "cases": rows}
+
+
+def _name(case: Case) -> str:
+    return f"{case.name}: B {case.batch}, L {case.length}"
 
 
 def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:

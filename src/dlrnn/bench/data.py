@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import REPLAYS, captured, median_ms, seconds
+from dlrnn.bench.measure import REPLAYS, captured, median_ms, seconds, told
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
@@ -28,7 +28,7 @@ def bench_data(
     """
     where = torch.device(device)
     rows = []
-    for kind in ATOMIC:
+    for kind in told(ATOMIC, lambda each: each.name):
         task, size = kind(length=length), 4 if kind.name == "mips" else 16
         model = nn.Sequential(
             nn.Linear(task.d_input, d_model),
@@ -50,22 +50,21 @@ def bench_data(
         sample, step = median_ms(times["sample"]) / each, median_ms(times["step"]) / each
         row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
         rows.append({**row, "fraction": round(sample / step, 4)})
+    segmented = "pathfinder-segmentation"
+    sets: list[tuple[listops.ListOps | pathfinder.Pathfinder, str, int]] = [
+        (listops.subtrees(), "listops-subtrees", 500),
+        (listops.lra(), "listops", 5000),
+        *((pathfinder.segmentation(n), f"{segmented} {n}", 64) for n in (128, 256, 512)),
+        (pathfinder.lra(), "pathfinder", 1000),
+        (pathfinder.path_x(), "path-x", 64),
+    ]
     return {
         "case": {"H": d_model, "N": d_state, "L": length},
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tasks": rows,
-        "generators": [
-            _generator(listops.subtrees(), "listops-subtrees", 500),
-            _generator(listops.lra(), "listops", 5000),
-            *(
-                _generator(pathfinder.segmentation(size), f"pathfinder-segmentation {size}", 64)
-                for size in (128, 256, 512)
-            ),
-            _generator(pathfinder.lra(), "pathfinder", 1000),
-            _generator(pathfinder.path_x(), "path-x", 64),
-        ],
+        "generators": [_generator(*each) for each in told(sets, lambda each: each[1])],
     }
 
 

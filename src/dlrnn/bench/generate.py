@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dlrnn.bench.measure import relative_error, require_right, synchronize
+from dlrnn.bench.measure import relative_error, require_right, synchronize, told
 from dlrnn.models import LanguageConfig, LanguageModel
 from dlrnn.models.language import LanguageMixer
 from dlrnn.models.model import State
@@ -33,7 +33,7 @@ def bench_generate(
     states = {mixer: texts.read_prompt(model) for mixer, model in models.items()}
     parts = min(WINDOWS, tokens)
     rows = []
-    for part in range(parts):
+    for part in told(range(parts), lambda part: f"part {part + 1} of the text"):
         window = range(part * tokens // parts, (part + 1) * tokens // parts)
         row: dict[str, Any] = {"position": prompt + window.stop}
         times = texts.read_steps(models, states, window)

@@ -2,12 +2,16 @@
 
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Item = TypeVar("Item")
 
 
 def seconds(
@@ -24,6 +28,13 @@ def seconds(
             if repeat:
                 times[name].append(time.perf_counter() - start)
     return times
+
+
+def told(items: Sequence[Item], name: Callable[[Item], object] = str) -> Iterator[Item]:
+    """One after the other, each named on stderr when its turn comes: measuring may take minutes."""
+    for number, item in enumerate(items, start=1):
+        print(f"measuring {name(item)} ({number} of {len(items)})", file=sys.stderr)
+        yield item
 
 
 def captured(function: Callable[[], object], times: int = 1) -> Callable[[], None]:

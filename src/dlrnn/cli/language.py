@@ -48,5 +48,7 @@ def _generate(given: argparse.Namespace) -> int:
 def _export(given: argparse.Namespace) -> int:
     from dlrnn.export import export_run
 
-    print(f"the model is in {export_run(given.run_folder, given.out, push=given.push)}")
+    replaces = (given.out / "config.json").exists()
+    where = export_run(given.run_folder, given.out, push=given.push)
+    print(f"the model is in {where}{'; it replaces one that was there' if replaces else ''}")
     return 0

@@ -40,6 +40,8 @@ def add(commands: Any) -> None:
     device_option(evaluate)
 
     listed = command(commands, "recipes", _recipes, "every number of the paper: paper, ours, yours")
+    text = "of a table, a task, a pattern: table1, table1/shift, 'table1/*/dlr-1'; default: all"
+    listed.add_argument("recipes", nargs="*", metavar="RECIPE", help=text)
     listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
     listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
     _scale(listed)
@@ -92,7 +94,8 @@ def _train(given: argparse.Namespace) -> int:
     if given.resume is None:
         path, config = _run_of(given)
     elif given.recipe or given.overrides or given.out or given.scale != "full":
-        raise ValueError("--resume goes on with a run as it is: it takes nothing else")
+        more = "for other settings, or more steps, begin a new one"
+        raise ValueError(f"--resume goes on with a run as it is: {more}")
     else:
         path, config = given.resume, None
     complete = config is None and RunFolder.open(path).result is not None
@@ -173,17 +176,33 @@ def _recipes(given: argparse.Namespace) -> int:
         recipe = recipes.get(given.show)
         print(recipes.scaled(recipe, given.scale).to_json(), end="")
         return 0
-    recorded = _recorded(Path("results"))
-    rows = []
+    names, recorded, rows = _asked(given.recipes), _recorded(Path("results")), []
     for line in recipes.listing(given.out, given.scale):
         name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
-        ours = recorded.get(name) or None
-        rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
+        if given.scale != "full":
+            del line["minutes"]  # they are of the paper's sizes
+        if name in names:
+            ours = recorded.get(name) or None
+            rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
+    if not any(recorded.values()):
+        print("dlrnn recipes: nothing is recorded in results/: ours is empty", file=sys.stderr)
     if given.json:
         return print_json(rows)
-    title = "Every number that has a recipe: ours from results/, yours and their status from"
-    print_table(f"{title} {given.out}/ (minutes: an estimate, on one H200)", rows)
+    about = f"yours and their status from {given.out}/{given.scale}/"
+    print_table(f"Ours from results/, {about}; minutes are an estimate, on one H200", rows)
     return 0
+
+
+def _asked(given: list[str]) -> set[str]:
+    """Names of recipes, below a name or by a pattern; of nothing, all."""
+    from dlrnn.recipes.catalogue import RECIPES
+    from dlrnn.recipes.sweep import chosen
+
+    found = set() if given else set(RECIPES)
+    for each in given:
+        below = {name for name in RECIPES if name.startswith(f"{each.rstrip('/')}/")}
+        found |= below or {recipe.name for recipe in chosen([each])}
+    return found
 
 
 def _recorded(folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 REAL = (torch.float32, torch.float64)
+FLOATING = (*REAL, torch.bfloat16, torch.float16)
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -22,7 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for, is_fused
-from dlrnn.ops.checks import require, require_dtype, require_no_transform
+from dlrnn.ops.checks import (
+    FLOATING,
+    require,
+    require_dtype,
+    require_no_transform,
+    require_shape,
+)
 from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import long_convolution
 
@@ -36,7 +42,7 @@ def convolution(
     left: Float[Tensor, "H Kl"] | None = None,
 ) -> Float[Tensor, "B L H"]:
     """Convolve each channel of u with its kernel; `left` reads from right to left, if given."""
-    left = right[:, :0] if left is None else left
+    left = empty_left(right) if left is None else left
     check_kernels(u, right, left)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
         return _direct(u, right)
@@ -52,11 +58,22 @@ def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
+def empty_left(right: Tensor) -> Tensor:
+    """The kernel of a convolution that reads from left to right alone."""
+    require_shape("the right kernel", right, ("H", "K"))
+    return right[:, :0]
+
+
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
     """These kernels can be convolved with u."""
     require_no_transform()
+    require_shape("u", u, ("B", "L", "H"))
+    require_dtype("u", u, FLOATING)
     for name, kernel in (("right", right), ("left", left)):
+        require_shape(f"u is [B, L, H], so that the {name} kernel", kernel, (u.shape[2], "K"))
         require_dtype(f"the {name} kernel", kernel)
+        exact = u.dtype != torch.float64 or kernel.dtype == torch.float64
+        require(exact, f"u is float64, so that the {name} kernel must be, too")
         if kernel.shape[-1] > u.shape[1]:
             entries, length = kernel.shape[-1], u.shape[1]
             raise ValueError(

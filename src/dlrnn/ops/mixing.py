@@ -26,6 +26,7 @@ from dlrnn.ops.convolution import (
     check_kernels,
     convolution,
     convolve,
+    empty_left,
     wants_rows,
 )
 from dlrnn.ops.cuda import mixing as ends
@@ -51,7 +52,7 @@ def mix(
     `activation` is a function of torch.nn.functional, or "identity"; `dropout` is the probability
     with which it drops numbers of the convolution's result, before the activation.
     """
-    left = right[:, :0] if left is None else left
+    left = empty_left(right) if left is None else left
     if (
         u.is_cuda
         and bias is not None

@@ -1,13 +1,13 @@
 """Judging classes: losses and metrics of one batch, without waiting for the device."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.tasks.task import IGNORED, Batch
+from dlrnn.tasks.task import IGNORED, Batch, wrong_output
 
 
 def cross_entropy(
@@ -87,6 +87,14 @@ def macro_scores(
     }
 
 
+def logits_of(task: Any, output: Tensor, batch: Batch) -> Tensor:
+    """A model's output, if it has a number for each class of each answer."""
+    shape = (*batch.targets.shape, task.d_output)
+    if output.shape != shape:
+        raise wrong_output(task.name, output, shape)
+    return output
+
+
 class OneClass:
     """For a task, before its base class: one answer a sequence, one of `d_output` classes."""
 
@@ -102,7 +110,7 @@ class OneClass:
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy."""
-        return cross_entropy(output, batch.targets, totals)
+        return cross_entropy(logits_of(self, output, batch), batch.targets, totals)
 
     def totals(self, batch: Batch) -> Tensor:
         """Answers that count."""
@@ -110,4 +118,4 @@ class OneClass:
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Accuracy of one batch; average over batches."""
-        return {"accuracy": accuracy(output, batch.targets)}
+        return {"accuracy": accuracy(logits_of(self, output, batch), batch.targets)}

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from dlrnn.tasks import listops
-from dlrnn.tasks.classes import accuracy, counted, cross_entropy
+from dlrnn.tasks.classes import accuracy, counted, cross_entropy, logits_of
 from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import IGNORED, Batch
@@ -44,7 +44,7 @@ class _ListOps(SetTask):
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy."""
-        return cross_entropy(output, batch.targets, totals)
+        return cross_entropy(logits_of(self, output, batch), batch.targets, totals)
 
     def totals(self, batch: Batch) -> Tensor:
         """Answers that count."""
@@ -52,7 +52,7 @@ class _ListOps(SetTask):
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Accuracy of one batch; average over batches."""
-        return {"accuracy": accuracy(output, batch.targets)}
+        return {"accuracy": accuracy(logits_of(self, output, batch), batch.targets)}
 
     def _tokens(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
         tokens = np.zeros((len(samples), self.input_length), dtype=np.int64)

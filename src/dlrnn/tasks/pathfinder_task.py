@@ -11,7 +11,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks import pathfinder
-from dlrnn.tasks.classes import OneClass, balanced_cross_entropy, class_counts, macro_scores
+from dlrnn.tasks.classes import (
+    OneClass,
+    balanced_cross_entropy,
+    class_counts,
+    logits_of,
+    macro_scores,
+)
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
 
@@ -103,7 +109,7 @@ class PathfinderSegmentation(_Pathfinder):
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy, each class weighted by the inverse of its count in the batch."""
-        return balanced_cross_entropy(output, batch.targets, totals)
+        return balanced_cross_entropy(logits_of(self, output, batch), batch.targets, totals)
 
     def totals(self, batch: Batch) -> Tensor:
         """Pixels of each class."""
@@ -111,7 +117,7 @@ class PathfinderSegmentation(_Pathfinder):
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Macro F1 and macro accuracy of one batch; average over batches."""
-        return macro_scores(output, batch.targets)
+        return macro_scores(logits_of(self, output, batch), batch.targets)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.tasks.random import Random
-from dlrnn.tasks.task import Batch, Task
+from dlrnn.tasks.task import Batch, Task, wrong_output
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,18 @@ class RegressionTask(Task):
 
     # ------------------------------------------------------------------------------ judging
 
-    def prediction(self, output: Tensor) -> Tensor:
+    def prediction(self, output: Tensor, batch: Batch) -> Tensor:
         """The positions of a model's output [B, T, d_output] that count."""
-        return output[:, -self.output_length :]
+        found = output[:, -self.output_length :]
+        if found.shape != batch.targets.shape:
+            shape = [len(batch.targets), self.input_length, self.d_output]
+            raise wrong_output(self.name, output, shape)
+        return found
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """The mean squared error of the prediction."""
         totals = self.totals(batch) if totals is None else totals
-        summed = F.mse_loss(self.prediction(output), batch.targets, reduction="sum")
+        summed = F.mse_loss(self.prediction(output, batch), batch.targets, reduction="sum")
         return summed / totals[0].to(summed.dtype)
 
     def totals(self, batch: Batch) -> Tensor:
@@ -121,7 +125,7 @@ class RegressionTask(Task):
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """R2 of one batch; average over batches."""
-        return {"R2": r2(self.prediction(output), batch.targets)}
+        return {"R2": r2(self.prediction(output, batch), batch.targets)}
 
     # ------------------------------------------------------------------------------ a picture
 

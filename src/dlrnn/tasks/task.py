@@ -1,6 +1,7 @@
 """What a task is: it makes batches, says what a model must take and give, and judges it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
@@ -34,6 +35,12 @@ class Batch(NamedTuple):
         assert inputs is not None
         assert targets is not None
         return Batch(inputs, targets, lengths)
+
+
+def wrong_output(name: str, output: Tensor, shape: Sequence[int]) -> ValueError:
+    """Of a model that was not made for the task."""
+    have = list(output.shape)
+    return ValueError(f"{name}: the output must have the shape {list(shape)}, not {have}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,13 @@ class RunFolder:
                 other.parent.name for other in path.parent.glob(f"{path.name}-*/{CONFIG}")
             )
             beside = f"; beside it there is {', '.join(near)}" if near else ""
-            raise ValueError(f"{path} is not the folder of a run: it has no {CONFIG}{beside}")
+            if not path.exists():
+                raise ValueError(f"there is no folder {path}{beside}")
+            below = [str(each.parent) for each in islice(path.rglob(CONFIG), 3)]
+            there = f"; below it there is {', '.join(below)}" if below else ""
+            raise ValueError(
+                f"{path} is not the folder of a run: it has no {CONFIG}{there or beside}"
+            )
         return cls(path)
 
     def note_environment(self) -> None:
@@ -106,9 +113,15 @@ class RunFolder:
         return found
 
     def records(self) -> list[dict[str, Any]]:
-        """Every line of records.jsonl."""
-        path = self.path / RECORDS
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """Every line of records.jsonl; a last one that was cut is none."""
+        path, found = self.path / RECORDS, []
+        text = path.read_text("utf-8", "replace") if path.exists() else ""
+        for number, line in enumerate(text.split("\n")[:-1], start=1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                raise ValueError(f"{path}, line {number}, is not a record of a run") from None
+        return found
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -130,9 +143,8 @@ class Lines:
     def __init__(self, path: Path, length: int | None) -> None:
         there = path.stat().st_size if path.exists() else 0
         if length is not None and there < length:
-            raise ValueError(
-                f"{path} is shorter ({there} bytes) than its checkpoint says ({length})"
-            )
+            has = f"is shorter ({there} bytes) than" if path.exists() else "is gone, which has"
+            raise ValueError(f"{path} {has} {length} bytes of its checkpoint: begin a new run")
         self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
         if length is not None:
             self._file.truncate(length)

@@ -8,11 +8,9 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 from torch.optim import Optimizer
 
@@ -38,6 +36,9 @@ from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
 from dlrnn.train.sharded import is_sharded, sharded_strategy
 from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def train(
@@ -77,7 +78,7 @@ def train(
 
 
 def _launched(
-    folder: RunFolder, fabric: Fabric, known: RunConfig, *, begins: bool, how: dict[str, Any]
+    folder: RunFolder, fabric: "Fabric", known: RunConfig, *, begins: bool, how: dict[str, Any]
 ) -> dict[str, Any]:
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
     task = known.make_task()
@@ -104,8 +105,11 @@ def make_fabric(
     nodes: int | None = None,
     *,
     sharded: bool = False,
-) -> Fabric:
+) -> "Fabric":
     """Processes and precision; several processes are DDP or, sharded, FSDP."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
     here = devices or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     all_of_them = int(os.environ.get("WORLD_SIZE") or here)
@@ -181,7 +185,7 @@ class _Run:
     def __init__(
         self,
         folder: RunFolder,
-        fabric: Fabric,
+        fabric: "Fabric",
         task: Task,
         model: nn.Module,
         stack: ExitStack,

@@ -52,7 +52,8 @@ class Shown(Silent):
                 TextColumn("{task.fields[values]}"),
                 TimeRemainingColumn(),
             )
-            self.bar = Progress(*columns, console=self.console)
+            hour = 3600  # a slow run is heard of once a minute: its rate is still known
+            self.bar = Progress(*columns, console=self.console, speed_estimate_period=hour)
             self.task = self.bar.add_task(name, total=steps, completed=start, values="")
         self.began, self.last_line = time.perf_counter(), 0.0
         self.waiting = ""  # a line that has not been printed yet: the last one is, at the end

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -15,6 +15,9 @@ from dlrnn.nn import held_kernels, param_groups
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.config import RunConfig
 from dlrnn.train.sharded import is_sharded, share
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _WARM = 3  # steps before a graph is captured: libraries choose their algorithms in them
 
@@ -44,7 +47,12 @@ class TrainingStep:
     """`step(k)` makes update k = 0, 1, ...; losses are summed on the device until `take_loss`."""
 
     def __init__(
-        self, config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, fabric: Fabric
+        self,
+        config: RunConfig,
+        task: Task,
+        model: nn.Module,
+        optimizer: Optimizer,
+        fabric: "Fabric",
     ) -> None:
         self.config, self.task, self.model, self.optimizer = config, task, model, optimizer
         self.fabric, self.device = fabric, fabric.device
@@ -177,8 +185,8 @@ class TrainingStep:
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
         name = names[int(self.bad_parameter)].split("module.")[-1]
         raise FloatingPointError(
-            f"step {step + 1}: the gradient of {name} is not finite; checkpoints were made before"
-            " it: try a smaller learning rate or --clip 1"
+            f"step {step + 1}: the gradient of {name} is not finite, and no checkpoint is of it:"
+            " begin a new run with a smaller --lr, or with --clip 1"
         )
 
     def _set_rate(self, step: int) -> None:
