@@ -73,6 +73,13 @@ def test_importing_the_package_does_not_load_torch():
     assert run_python("import dlrnn, sys; print('torch' in sys.modules)").strip() == "False"
 
 
+def test_commands_that_train_nothing_do_not_wait_for_what_trains():
+    """Three seconds: `dlrnn recipes`, or a wrong name."""
+    heavy = "{'lightning_fabric', 'torch._dynamo', 'torch.distributed.tensor'}"
+    code = f"import sys; from dlrnn import recipes; print({heavy} & set(sys.modules))"
+    assert run_python(code).strip() == "set()"
+
+
 def test_public_names():
     for name in dlrnn.__all__:
         assert getattr(dlrnn, name) is not None

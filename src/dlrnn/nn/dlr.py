@@ -89,6 +89,8 @@ class DLR(KernelMixer):
 
     def reset_parameters(self) -> None:
         """The paper's initialisation: phases evenly around the circle, decays log-uniform."""
+        if self.W.is_meta:  # nothing to fill, for which PyTorch would load its compiler
+            return
         with torch.no_grad():
             r = torch.empty_like(self.log_lambda_re)
             r.uniform_(math.log(self.dt_min), math.log(self.dt_max))
