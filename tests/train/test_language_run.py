@@ -131,6 +131,7 @@ import os, signal, sys, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import torch
 torch.set_num_threads(1)
+import lightning_fabric.strategies.model_parallel  # what a child would load first, and be killed in
 from dlrnn.train import from_json, train
 base = sys.argv[1]
 config = from_json(open(base + "/config.json").read())

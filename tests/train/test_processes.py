@@ -13,7 +13,6 @@ from support import tiny_books
 
 from dlrnn import recipes
 from dlrnn.train import train
-from dlrnn.train.checkpoint import read, save_checkpoint
 
 SCRIPT = """
 import sys
@@ -30,7 +29,7 @@ config = RunConfig(
     TaskConfig(task, settings), ModelConfig("dlr", {"d_state": 16, **both}, d_model=16),
     steps=50, batch_size=8, lr=1e-3, accumulate=parts, clip=1.0, log_every=1, eval_every=25,
     eval_batches=1, checkpoint_every=25)
-train(path, None if how in ("resumed", "gone on") else config, show=False, writer="none",
+train(path, None if how == "resumed" else config, show=False, writer="none",
       sharded=how in ("sharded", "resumed"))
 """
 
@@ -70,7 +69,7 @@ def launched(command, environment, folder, how):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=240, check=False, env=environment
         )
-        if how in ("copies", "gone on") or "Signal 6 (SIGABRT)" not in done.stderr + done.stdout:
+        if how == "copies" or "Signal 6 (SIGABRT)" not in done.stderr + done.stdout:
             break
         if how != "resumed":
             shutil.rmtree(folder, ignore_errors=True)
@@ -109,20 +108,6 @@ def test_sharded_processes_against_one(tmp_path):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
 
 
-def test_what_one_process_has_summed_up_counts_once(tmp_path):
-    """Stopped between two records of the loss, and gone on with by two processes."""
-    one = run_alone(tmp_path / "one", "shift", 2)
-    losses = {each["step"]: each["loss"] for each in one if each["split"] == "train"}
-    for name in ("result.json", "step-000000050.safetensors"):
-        (tmp_path / "one" / name).unlink()
-    path = tmp_path / "one" / "step-000000025.safetensors"
-    tensors, counters = read(path)
-    counters |= {"logged": 24, "loss_sum": losses[25]}
-    save_checkpoint(tmp_path / "one", counters.pop("step"), tensors, counters)
-    again = [each for each in run(tmp_path / "one", "shift", 2, "gone on") if each["step"] == 26]
-    assert again[0]["loss"] == pytest.approx((losses[25] + losses[26]) / 2, rel=1e-6)
-
-
 def test_sharded_needs_several_processes(tmp_path):
     config = recipes.scaled(recipes.get("table1/shift/dlr-1"), "tiny")
     with pytest.raises(ValueError, match="--sharded needs several processes: say --devices"):
@@ -143,7 +128,7 @@ config = RunConfig(
     TaskConfig("pg19", {"length": 32, "folder": folder}),
     LanguageConfig(**sizes, experts=4, router=router, dt_min=0.05, dt_max=0.5, kernel_length=32),
     steps=12, batch_size=64, lr=1e-4, log_every=1, eval_every=3, checkpoint_every=6)
-train(path, None if how in ("resumed", "gone on") else config, show=False, writer="none",
+train(path, None if how == "resumed" else config, show=False, writer="none",
       sharded=how != "copies")
 """
 

@@ -5,12 +5,13 @@ import json
 import pytest
 from support import run_python
 
-# The parent loads torch once and forks a child a time; each is killed (-9) at a random moment.
+# The parent loads everything once and forks a child a time; each is killed (-9) at a random moment.
 SCRIPT = """
 import os, random, signal, sys, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # fork, with threads that do nothing
 import torch
 torch.set_num_threads(1)
+import lightning_fabric.strategies.model_parallel  # what a child would load first, and be killed in
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
 

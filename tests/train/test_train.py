@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from support import DEVICE, assert_close
 from torch import nn
 
@@ -23,6 +24,7 @@ from dlrnn.train import (
     RunFolder,
     TaskConfig,
     from_json,
+    loop,
     make_model,
     plain,
     train,
@@ -192,6 +194,11 @@ def test_interrupted_between_checkpoints_it_goes_on_where_it_was(tmp_path, monke
     assert made[-1] == 6
     assert checkpoints(tmp_path / "run")[-1].name == "step-000000007.safetensors"
     assert signal.getsignal(number) is before
+    with monkeypatch.context() as patch:  # what has been summed up counts once, in any process
+        patch.setattr(loop._Run, "go", lambda self: {"sum": self.step.loss_sum.item()})
+        assert train(tmp_path / "run", **QUIET)["sum"] > 0
+        patch.setattr(Fabric, "is_global_zero", False)
+        assert train(tmp_path / "run", **QUIET)["sum"] == 0
     train(tmp_path / "run", **QUIET)
     assert made[-6:] == [6, 7, 8, 9, 10, 11]
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
