@@ -589,6 +589,22 @@ def test_records_that_cannot_be_read_are_named(tmp_path):
         RunFolder(tmp_path).records()
 
 
+def test_what_has_changed_since_is_not_gone_on_with(tmp_path, monkeypatch):
+    train(tmp_path / "run", config(), **QUIET)
+    (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "run" / "config.json"
+    begun = path.read_text()
+    path.write_text(config(steps=20).to_json())
+    with pytest.raises(ValueError, match="was begun with another configuration: begin a new run"):
+        train(tmp_path / "run", **QUIET)
+    path.write_text(begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(config().make_task()), "digest", lambda self: "another")
+        with pytest.raises(ValueError, match="was begun with another set of data"):
+            train(tmp_path / "run", **QUIET)
+    assert train(tmp_path / "run", **QUIET)["steps"] == 12
+
+
 def test_two_writers_of_one_file(tmp_path):
     """Whoever is last; nobody's is torn."""
     path, contents = tmp_path / "table.md", [bytes([65 + k]) * 200_000 for k in range(4)]

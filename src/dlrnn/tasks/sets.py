@@ -55,6 +55,13 @@ class SetTask(Task):
         """What the set on disk holds; None without one."""
         return None if self.folder is None else len(self._split(split))
 
+    def digest(self) -> str | None:
+        """Of the set on disk; None without one."""
+        if self.folder is None:
+            return None
+        folder = Path(self.folder).resolve()
+        return str(_manifest(folder, _stamp(folder))["sha256"])
+
     def sample(
         self,
         batch_size: int,

@@ -97,6 +97,10 @@ class Task(ABC):
     def output_length(self) -> int:
         """The prediction is the model's output at so many last positions; 1 if pooled."""
 
+    def digest(self) -> str | None:
+        """Of the set on disk; None where samples are drawn."""
+        return None
+
     def files(self) -> dict[str, bytes]:
         """What must be kept with a model of it, by name: a tokenizer."""
         return {}

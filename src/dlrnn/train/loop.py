@@ -1,6 +1,7 @@
 """The one loop for all tasks and models."""
 
 import gc
+import hashlib
 import json
 import logging
 import math
@@ -226,6 +227,12 @@ class _Run:
     def _resume(self, found: Found | None, stack: ExitStack) -> int:
         counters: dict[str, Any] = {"step": 0, "records": 0} if found is None else found.counters
         self.problems = [] if found is None else found.problems
+        for name, value in self._origin().items():
+            if counters.get(name, value) != value:
+                what = {"config": "configuration", "data": "set of data"}[name]
+                raise ValueError(
+                    f"{self.folder.path} was begun with another {what}: begin a new run"
+                )
         self.best, self.last = counters.get("best", self.best), counters.get("last", self.last)
         if self.leads:
             self.records = Lines(self.folder.path / RECORDS, counters["records"])
@@ -238,6 +245,11 @@ class _Run:
         judged = [(e["step"], e[self.task.metric]) for e in known if e["split"] == "validation"]
         self.judged: list[Judged] = self.fabric.broadcast(judged)
         return step
+
+    def _origin(self) -> dict[str, str | None]:
+        """What a run cannot go on with if it has changed."""
+        config = self.config.to_json().encode()
+        return {"config": hashlib.sha256(config).hexdigest(), "data": self.task.digest()}
 
     def go(self) -> dict[str, Any]:
         """Every step that is left."""
@@ -331,6 +343,7 @@ class _Run:
         tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
+            counters |= self._origin()
             if self.logged < step:
                 counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}
             save_checkpoint(self.folder.path, step, tensors, counters)
