@@ -247,9 +247,11 @@ class _Run:
         return step
 
     def _origin(self) -> dict[str, str | None]:
-        """What a run cannot go on with if it has changed."""
-        config = self.config.to_json().encode()
-        return {"config": hashlib.sha256(config).hexdigest(), "data": self.task.digest()}
+        """What a run cannot go on with if it has changed: not where its data lies."""
+        config = json.loads(self.config.to_json())
+        config["task"]["settings"].pop("folder", None)
+        digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()
+        return {"config": digest, "data": self.task.digest()}
 
     def go(self) -> dict[str, Any]:
         """Every step that is left."""
