@@ -101,7 +101,7 @@ def collect(
         wanted = " / ".join(origin.recipe.paper)
         raise ValueError(f"{path} has no {wanted}, which {name} is judged by")
     examined = _json(folder.path / EVAL)
-    if examined.get("step") != best_step(folder):
+    if examined and examined.get("step") != best_step(folder):
         examined = {}  # of a checkpoint that is no longer the best
     draws = examined and config.make_task().kind == "tagging"
     return Collected(

@@ -26,5 +26,7 @@ def write_test(path: Path, metrics: dict[str, float]) -> None:
 def read_test(folder: RunFolder) -> dict[str, float]:
     """{} if the best checkpoint was not tested: an older one may have been."""
     path = folder.path / TEST
-    found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    found: dict[str, float] = json.loads(path.read_text())
     return found if found.pop("step", None) == best_step(folder) else {}
