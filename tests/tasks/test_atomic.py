@@ -267,6 +267,9 @@ def test_wrong_samples():
         task.sample(2, split="constants")
     with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
         task.sample(0)
+    for wrong in ("step", "first"):
+        with pytest.raises(ValueError, match=f"{wrong} must be at least 0, not -1"):
+            task.sample(2, **{wrong: -1})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -73,7 +73,7 @@ class RegressionTask(Task):
         of: int | None = None,
     ) -> Batch:
         """The samples `first .. first + batch_size - 1` of a step: always the same ones."""
-        self._check_request(batch_size, split)
+        self._check_request(batch_size, split, step, first)
         random = Random(self.seed, split, step, first=first, count=batch_size, device=device)
         inputs, targets = self._draw(random)
         where = positions(self.input_length, device).expand(batch_size, -1, -1)

@@ -77,9 +77,11 @@ class SetTask(Task):
         From a set on disk the training split comes shuffled, epoch after epoch, the others as they
         lie.
         """
-        self._check_request(batch_size, split)
+        self._check_request(batch_size, split, step, first)
         of = batch_size if of is None else of
-        _check_place(batch_size, step, first, of)
+        if of < first + batch_size:
+            part = f"first + batch_size, {first} + {batch_size}"
+            raise ValueError(f"of, the whole batch, must be at least {part}, not {of}")
         start = step * of + first
         numbers = range(start, start + batch_size)
         if self.folder is None:
@@ -127,15 +129,6 @@ class SetTask(Task):
     @abstractmethod
     def _fixed(self) -> dict[str, Any]:
         """Parameters that a set on disk must share with this task."""
-
-
-def _check_place(batch_size: int, step: int, first: int, of: int) -> None:
-    for name, value in (("step", step), ("first", first)):
-        if value < 0:
-            raise ValueError(f"{name} must be at least 0, not {value}")
-    if of < first + batch_size:
-        part = f"first + batch_size, {first} + {batch_size}"
-        raise ValueError(f"of, the whole batch, must be at least {part}, not {of}")
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:

@@ -132,11 +132,14 @@ class Task(ABC):
         `of` is the whole batch of which this may be a part; by default this is the whole.
         """
 
-    def _check_request(self, batch_size: int, split: str) -> None:
+    def _check_request(self, batch_size: int, split: str, step: int | Tensor, first: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if split not in SPLITS[:3]:
             raise ValueError(f"split must be train, validation or test, not {split!r}")
+        for name, value in (("step", step), ("first", first)):
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"{name} must be at least 0, not {value}")
 
     # ------------------------------------------------------------------------------ judging
 
