@@ -10,10 +10,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from dlrnn._disk import write_whole
 from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.folder import RunFolder, write_whole
+from dlrnn.train.folder import RunFolder
 from dlrnn.train.loop import load_best
 from dlrnn.train.step import forward
 from dlrnn.train.tested import best_step, write_test

@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from support import DEVICE, assert_close
 from torch import nn
 
+from dlrnn._disk import write_whole
 from dlrnn.bench.table1 import _step
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
@@ -32,7 +33,7 @@ from dlrnn.train import (
 )
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
-from dlrnn.train.folder import Lines, checkout, write_whole
+from dlrnn.train.folder import Lines, checkout
 from dlrnn.train.plain import may_stop, plain_level
 from dlrnn.train.step import TrainingStep, _threads, prefetched
 

@@ -30,7 +30,7 @@ def seconds(
     return times
 
 
-def told(items: Sequence[Item], name: Callable[[Item], object] = str) -> Iterator[Item]:
+def told(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
     """One after the other, each named on stderr when its turn comes: measuring may take minutes."""
     for number, item in enumerate(items, start=1):
         print(f"measuring {name(item)} ({number} of {len(items)})", file=sys.stderr)

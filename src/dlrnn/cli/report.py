@@ -68,11 +68,11 @@ def _add(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
+    from dlrnn._disk import write_whole
     from dlrnn.report.markdown import markdown
     from dlrnn.report.picture import table1_png
     from dlrnn.report.site import write_site
     from dlrnn.report.speed import not_shown
-    from dlrnn.train.folder import write_whole
 
     if given.lengths is not None and not given.lengths.is_file():
         raise ValueError(f"there is no file {given.lengths}: see `dlrnn bench lengths --json`")

@@ -1,7 +1,6 @@
 """Layers in files: safetensors, with the options of every DLR layer in the header."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from dlrnn._disk import write_whole
 from dlrnn.nn.dlr import DLR
 from dlrnn.ops.checks import require
 
@@ -18,7 +18,7 @@ _KEYS = ("log_lambda_re", "log_lambda_im", "W", "D", "out.weight", "out.bias")
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write the parameters of any model; beside, fsync, rename: a file is whole or not there.
+    """Write the parameters of any model; the file is whole or not there.
 
     Tensors that are shared (tied weights) are written under each of their names.
     """
@@ -32,22 +32,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         kind = type(value).__name__
         require(isinstance(value, Tensor), f"only tensors can be saved, and {name} is a {kind}")
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    content = save(tensors, metadata={HEADER: json.dumps(options)})
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename too
-    finally:
-        os.close(folder)
+    write_whole(path, save(tensors, metadata={HEADER: json.dumps(options)}))
 
 
 def load_layers(

@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from dlrnn._disk import write_whole
 from dlrnn.recipes.catalogue import RECIPES, TABLES
 from dlrnn.recipes.outcome import (
     DONE,
@@ -22,7 +23,7 @@ from dlrnn.recipes.rows import Row, make_row, markdown, numbers
 from dlrnn.recipes.scale import Scale
 from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
-from dlrnn.train.folder import CONFIG, write_whole
+from dlrnn.train.folder import CONFIG
 
 
 def reproduce(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from dlrnn._disk import write_whole
 from dlrnn.report import pages
 from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
 from dlrnn.report.html import Html, join, tag
@@ -11,7 +12,6 @@ from dlrnn.report.layouts import make_tables
 from dlrnn.report.results import Results
 from dlrnn.report.speed import read_lengths, speed
 from dlrnn.report.tables import table_page
-from dlrnn.train.folder import write_whole
 
 LIMIT = 8_000_000
 """Bytes of all of it; layers of the explorer that would not fit are left out, and it says so."""

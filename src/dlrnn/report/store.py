@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlrnn import recipes
+from dlrnn._disk import exclusive, write_whole
 from dlrnn.report.collect import Collected
 from dlrnn.report.records import Record, parse_record
 from dlrnn.report.results import (
@@ -18,7 +19,6 @@ from dlrnn.report.results import (
     curve_bytes,
     read_lines,
 )
-from dlrnn.train.folder import exclusive, write_whole
 
 
 def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrnn.train.folder import write_whole
+from dlrnn._disk import write_whole
 from dlrnn.train.sharded import like, whole
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dlrnn._disk import lock, write_whole
 from dlrnn._version import __version__
 from dlrnn.train.config import RunConfig, from_json
 
@@ -131,7 +132,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / LOCK, "a") as file:
             try:
-                _lock(file.fileno(), wait=False)
+                lock(file.fileno(), wait=False)
             except BlockingIOError:
                 raise ValueError(f"{self.path} is in use by another process") from None
             yield
@@ -164,42 +165,6 @@ class Lines:
     def close(self) -> None:
         """No more lines."""
         self._file.close()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Beside, fsync, rename: the file is whole or as it was, whoever else writes it."""
-    beside = path.with_name(f"{path.name}.part")
-    with exclusive(path.parent) as folder:
-        try:
-            with open(beside, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        os.fsync(folder)
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[int]:
-    """A folder that one thread of one process has at a time; the others wait. Not to be nested."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system that does not lock folders
-            _lock(handle, wait=True)
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool) -> None:
-    try:
-        import fcntl
-    except ImportError:  # on Windows there is none
-        return
-    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def environment() -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from dlrnn._disk import write_whole
 from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.models import LanguageConfig, LanguageModel, build_model
 from dlrnn.tasks import Task
@@ -31,7 +32,7 @@ from dlrnn.train.checkpoint import (
 )
 from dlrnn.train.config import RunConfig
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
-from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder, write_whole
+from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder
 from dlrnn.train.interrupt import asked_to_stop
 from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from dlrnn._disk import write_whole
 from dlrnn.train.checkpoint import BEST, header
-from dlrnn.train.folder import RunFolder, write_whole
+from dlrnn.train.folder import RunFolder
 
 TEST = "test.json"
 
