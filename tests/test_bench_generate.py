@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
 from support import DEVICE
 
+from dlrnn.bench.generate import _lower_quartile
 from dlrnn.cli import main
 
 SMALL = ["--layers", "1", "--prompt", "24", "--tokens", "30", "--factor", "3"]
@@ -27,3 +29,11 @@ def test_the_table(capsys):
     out = capsys.readouterr().out
     assert "attention_ms" in out
     assert "dlr: a token costs" in out
+
+
+@pytest.mark.parametrize(
+    ("times", "quartile"), [([7.0], 7.0), ([1.0, 9.0], 3.0), ([5.0, 1.0, 3.0, 2.0, 4.0], 2.0)]
+)
+def test_a_quarter_of_the_times_is_below(times, quartile):
+    """Two tokens of a window, one of them nine times as slow, are no reason to go below 0."""
+    assert _lower_quartile(times) == quartile
