@@ -95,6 +95,14 @@ def test_the_backend_is_part_of_a_compiled_graph(monkeypatch):
     assert compiled(x) == 1
 
 
+def test_a_left_kernel_that_is_not_there_adds_nothing():
+    """Neither to the values nor, zero by zero, to the gradient of the right kernel."""
+    u, right, _ = signals(2, 50, 3, 20, 0)
+    y = ops.convolution(u, right)
+    parents = [parent for parent, _ in y.grad_fn.next_functions if parent is not None]
+    assert {type(parent).__name__ for parent in parents} == {"AccumulateGrad"}
+
+
 def test_nothing_wraps_around():
     """An impulse at the far end must not come back at the near one."""
     u = torch.zeros(1, 63, 1, dtype=torch.float64, device=DEVICE)

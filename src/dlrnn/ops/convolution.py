@@ -59,9 +59,11 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def empty_left(right: Tensor) -> Tensor:
-    """The kernel of a convolution that reads from left to right alone."""
+    """The kernel of a convolution that reads from left to right alone; not a part of `right`, to
+    whose gradient it would add zeros.
+    """
     require_shape("the right kernel", right, ("H", "K"))
-    return right[:, :0]
+    return right.new_empty(right.shape[0], 0)
 
 
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:

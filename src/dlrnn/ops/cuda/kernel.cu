@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int t = task.t;
   right += (long long)task.h * K_right, left += (long long)task.h * K_left;
   auto is_zero = [&](int k) {
-    return !there || (k < RINGS ? k * M >= K_right : (2 * RINGS - 1 - k) * M >= K_left);
+    return k < RINGS ? k * M >= K_right : (2 * RINGS - 1 - k) * M >= K_left;
   };
   auto read = [&](float (&x)[16], int k) {
 #pragma unroll
@@ -45,21 +45,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       x[r] = k < RINGS ? (j < K_right ? right[j] : 0.f) : (back < K_left ? left[back] : 0.f);
     }
   };
-  float x[2][16];  // of a part, and of the next one, which is on its way
-  previous_done();
-  if (!is_zero(0)) read(x[0], 0);
   task.copy(all_tables);
+  previous_done();
   if (!there) return;
   float2 v[16] = {};
 #pragma unroll
-  for (int k = 0; k < 2 * RINGS; ++k) {
-    if (k + 1 < 2 * RINGS && !is_zero(k + 1)) read(x[(k + 1) % 2], k + 1);
-    if (is_zero(k)) continue;
-    float2 w = task.tables.part(k);
-    if (k >= RINGS) w = {-w.x, -w.y};
+  for (int side = 0; side < 2; ++side) {  // right, then left: all parts of a side are on their way at once
+    float x[RINGS][16];
 #pragma unroll
-    for (int r = 0; r < 16; ++r)
-      v[r] = {fmaf(x[k % 2][r], w.x, v[r].x), fmaf(x[k % 2][r], w.y, v[r].y)};
+    for (int k = 0; k < RINGS; ++k)
+      if (!is_zero(side * RINGS + k)) read(x[k], side * RINGS + k);
+#pragma unroll
+    for (int k = 0; k < RINGS; ++k) {
+      if (is_zero(side * RINGS + k)) continue;
+      float2 w = task.tables.part(side * RINGS + k);
+      if (side) w = {-w.x, -w.y};
+#pragma unroll
+      for (int r = 0; r < 16; ++r) v[r] = {fmaf(x[k][r], w.x, v[r].x), fmaf(x[k][r], w.y, v[r].y)};
+    }
   }
   evaluate<16, false>(v, task.tables.first());
   put_first(task.work, v, t);
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // d_right, d_left from the sum of the groups' spectra. Of several rings each team puts down its points,
-// and picks up those of all for two parts.
+// and each thread picks up some points of all rings, for all parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     kernel_gradient(const float4* partial, float* d_right, float* d_left, const float4* all_tables,
                     const float2* starts, int K_right, int K_left, int H, int groups) {
@@ -106,33 +109,48 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   from_spectrum(task.work, v, task.tables, t);
   team_wait();
   first_back(task.work, v, task.tables.thread(t), starts[ring * MEMBERS + t], t);
-  auto write = [&](int k, int r, float value) {
-    int j = t + r * MEMBERS + k * M, back = 2 * N - 1 - j;
+  auto write = [&](int entry, float value) {
+    int back = 2 * N - 1 - entry;
     value *= 1.f / N;
-    if (j < K_right) d_right[j] = value;
+    if (entry < K_right) d_right[entry] = value;
     if (back < K_left) d_left[back] = -value;
   };
   if constexpr (RINGS == 1) {
 #pragma unroll
-    for (int r = 0; r < 16; ++r) write(0, r, share<0>(v, 0, r)), write(1, r, share<0>(v, 1, r));
+    for (int r = 0; r < 16; ++r)
+      write(t + along(0, r), share<0>(v, 0, r)), write(t + along(1, r), share<0>(v, 1, r));
   } else if constexpr (TOGETHER) {
     turn_back(v, task.tables.first());
     float2* at = task.work + place(t);  // where only this thread has read
 #pragma unroll
     for (int r = 0; r < 16; ++r) at[r * place(MEMBERS)] = v[reversed<16>(r)];
     __syncthreads();
-    float2 two[16] = {};
-#pragma unroll 1
-    for (int other = 0; other < RINGS; ++other) {
-      const float2* from = at + (other - ring) * WORK;
-      float4 w = task.tables.ring[(other - ring) * SHORT + ring];  // of parts 2 ring, 2 ring + 1
+    constexpr int EACH = (M + THREADS - 1) / THREADS;
+    auto point = [](int i) { return int(threadIdx.x) + i * THREADS; };
+    const float2* works = reinterpret_cast<float2*>(shared);
+    float2 z[RINGS][EACH];
 #pragma unroll
-      for (int r = 0; r < 16; ++r) {
-        float2 z = from[r * place(MEMBERS)];
-        two[r] = {fmaf(z.x, w.x, fmaf(z.y, w.y, two[r].x)), fmaf(z.x, w.z, fmaf(z.y, w.w, two[r].y))};
+    for (int i = 0; i < EACH; ++i)
+#pragma unroll
+      for (int other = 0; other < RINGS; ++other)
+        z[other][i] = works[other * WORK + place(min(point(i), M - 1))];
+#pragma unroll 1
+    for (int pair = 0; pair < RINGS; ++pair) {  // parts 2 pair, 2 pair + 1
+      float2 two[EACH] = {};
+#pragma unroll
+      for (int other = 0; other < RINGS; ++other) {
+        float4 w = task.tables.ring[(other - ring) * SHORT + pair];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          float2 a = z[other][i];
+          two[i] = {fmaf(a.x, w.x, fmaf(a.y, w.y, two[i].x)), fmaf(a.x, w.z, fmaf(a.y, w.w, two[i].y))};
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        int entry = 2 * pair * M + point(i);
+        if (point(i) < M) write(entry, two[i].x), write(entry + M, two[i].y);
       }
     }
-#pragma unroll
-    for (int r = 0; r < 16; ++r) write(2 * ring, r, two[r].x), write(2 * ring + 1, r, two[r].y);
   }
 }
