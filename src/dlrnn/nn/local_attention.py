@@ -65,7 +65,7 @@ class LocalAttention(Attention):
         The others are made in vain; a mask instead would shut out the fastest kernels.
         """
         batch, count = q.shape[0], q.shape[1] // self.chunk - 1
-        q, k, v = (_windows(t, 2 * self.chunk, self.chunk) for t in (q, k, v))
+        q, k, v = (_windows(t, self.chunk, 2) for t in (q, k, v))
         y = attention(q, k, v, self.heads, causal=True).unflatten(0, (batch, count))
         return torch.cat((y[:, 0, : self.chunk], y[:, :, self.chunk :].flatten(1, 2)), dim=1)
 
@@ -80,8 +80,8 @@ class LocalAttention(Attention):
         known = F.pad(known, (chunk, chunk))
         visible = known.unfold(1, 3 * chunk, chunk).flatten(0, 1)[:, None]  # [B n, 1, 3 chunk]
         visible = visible | ~visible.any(dim=-1, keepdim=True)  # nothing to see: its y is not used
-        keys, values = (_windows(F.pad(t, (0, 0, chunk, chunk)), 3 * chunk, chunk) for t in (k, v))
-        y = attention(_windows(q, chunk, chunk), keys, values, self.heads, visible=visible)
+        keys, values = (_windows(F.pad(t, (0, 0, chunk, chunk)), chunk, 3) for t in (k, v))
+        y = attention(_windows(q, chunk, 1), keys, values, self.heads, visible=visible)
         return y.reshape(q.shape)
 
     def _read(
@@ -105,6 +105,8 @@ class LocalAttention(Attention):
         return 2 * self.chunk
 
 
-def _windows(t: Tensor, size: int, every: int) -> Tensor:
-    """[B, L, H] to [B n, size, H], n windows of each sequence one after the other."""
-    return t.unfold(1, size, every).mT.flatten(0, 1)  # H last in memory, as fused kernels ask
+def _windows(t: Tensor, chunk: int, chunks: int) -> Tensor:
+    """[B, L, H] to [B n, chunks * chunk, H]: every window of so many chunks of each sequence."""
+    t = t.unflatten(1, (-1, chunk))
+    count = t.shape[1] - chunks + 1
+    return torch.cat([t[:, i : i + count] for i in range(chunks)], dim=2).flatten(0, 1)
