@@ -1,3 +1,4 @@
+import importlib
 import json
 import shutil
 import sys
@@ -110,6 +111,25 @@ def test_bench_kernel(capsys):
     assert max(result["errors"].values()) < 1e-5 < result["naive"]
     assert main(["bench", "kernel", *small]) == 0
     assert "log_lambda_im" in capsys.readouterr().out
+
+
+def test_bench_tables(capsys, monkeypatch):
+    """A step of each model beside DLR's, and the paper's; the page reads what is written."""
+    tables = importlib.import_module("dlrnn.bench.tables")
+    monkeypatch.setattr(tables, "loop_overhead", lambda: None)
+    cost = {"dlr": 2.0, "dss": 3.0, "attention": 8.0, "local-attention": 10.0}
+    monkeypatch.setattr(tables, "step_ms", lambda config, *_: cost.get(config.model.mixer, 4.0))
+    given = ["bench", "step", "--tables", "--scale", "tiny", "--device", "cpu"]
+    assert main([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = importlib.import_module("dlrnn.report.results")._step_times(found)["table3"]
+    assert [(row["relative"], row["paper"]) for row in rows] == [
+        *((1, 1), (1.5, 1), (5, 8)),
+        *((1, 1), (1.5, 1), (5, 19)),
+    ]
+    assert [row["L"] for row in found["models"][:3]] == [1, 1.5, 4]
+    assert main(given) == 0
+    assert "Pathfinder-Segmentation-128" in capsys.readouterr().out
 
 
 def test_bench_step(capsys):

@@ -55,6 +55,12 @@ def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
     shown = line(recipe)
     assert (shown["paper"], shown["ours"], shown["yours"]) == ("1", "0.950", None)
     assert line("table1/shift/dss-1")["ours"] is None
+    cut = made_up.record("table1/shift/dss-1", value=0.5, steps=3)
+    with (tmp_path / "results" / "records.jsonl").open("a") as records:
+        records.write(f"{cut.to_line()}\n")
+    assert line("table1/shift/dss-1")["ours"] == "0.500*"
+    assert main(["recipes", "table1/shift"]) == 0
+    assert "*: fewer steps than the paper's" in capsys.readouterr().out
 
 
 def wrong_results(folder):

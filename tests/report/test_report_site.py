@@ -199,6 +199,18 @@ def test_the_site_is_small(tmp_path):
     assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
 
 
+def test_relative_times(tmp_path, site):
+    """Measured alone, by the benchmark: a recorded run may have shared its GPU."""
+    assert "LocalAttention2738" in pages(site)["speed"].text
+    older = made_up.step_times()
+    del older["table3"]
+    (tmp_path / "step-times.json").write_text(json.dumps(older))
+    (tmp_path / "records.jsonl").touch()
+    write_site(tmp_path / "site", [read_results(tmp_path, "ours")], tmp_path / "none")
+    text = pages(tmp_path / "site")["speed"].text
+    assert "Table 3Not measured: there is no recorded dlrnn bench step --tables." in text
+
+
 def test_what_is_behind_every_seed(tmp_path):
     changed = [
         {"note": "warm", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.1"}},

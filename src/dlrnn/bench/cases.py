@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
-    REPLAYS,
-    captured,
     median_ms,
     relative_error,
+    replayed,
     require_right,
     seconds,
     told,
@@ -164,11 +163,9 @@ def _times(
         try:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-                run = captured(function, REPLAYS)
-                ms = median_ms(seconds({name: run}, device, repeats)[name]) / REPLAYS
+                ms = median_ms(replayed(function, repeats))
                 peak = torch.cuda.max_memory_allocated(device) - before
                 found[f"{name} GiB"] = _rounded(peak / 2**30)
-                del run
             else:
                 ms = median_ms(seconds({name: function}, device, repeats)[name])
             found[name] = _rounded(ms)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import REPLAYS, captured, median_ms, seconds, told
+from dlrnn.bench.measure import median_ms, replayed, seconds, told
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
@@ -44,10 +44,10 @@ def bench_data(
             "step": partial(_step, model, optimizer, task, batch),
         }
         if on_gpu:
-            functions = {name: captured(function, REPLAYS) for name, function in functions.items()}
-        times = seconds(functions, where, repeats)
-        each = REPLAYS if on_gpu else 1
-        sample, step = median_ms(times["sample"]) / each, median_ms(times["step"]) / each
+            times = {name: replayed(function, repeats) for name, function in functions.items()}
+        else:
+            times = seconds(functions, where, repeats)
+        sample, step = median_ms(times["sample"]), median_ms(times["step"])
         row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
         rows.append({**row, "fraction": round(sample / step, 4)})
     segmented = "pathfinder-segmentation"

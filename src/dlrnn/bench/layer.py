@@ -3,6 +3,7 @@
 Correctness first: no number is given unless outputs and gradients agree with float64.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
-    captured,
     median_ms,
     peak_bytes,
     relative_error,
+    replayed,
     require_right,
     seconds,
 )
@@ -45,13 +46,11 @@ def bench_layer(
     require_right(errors["dlrnn"], TOLERANCE)
     functions = {name: partial(_run, layer, x, dy) for name, layer in _named(ours, listing)}
     times = seconds(functions, where, repeats)
-    replays = {name: captured(f) for name, f in functions.items()} if where.type == "cuda" else {}
-    replayed = seconds(replays, where, repeats)
     kept = sum(t.numel() * t.element_size() for t in _run(ours, x, dy))
     rows = {
         name: {
             "ms": round(median_ms(times[name]), 3),
-            **({"captured_ms": round(median_ms(replayed[name]), 3)} if replays else {}),
+            **_replayed_ms(function, where, repeats),
             "extra_mib": round((peak_bytes(function, where) - kept) / 2**20, 2),
             "error": float(f"{max(errors[name].values()):.2e}"),
         }
@@ -69,6 +68,14 @@ def bench_layer(
             rows["dlrnn"]["extra_mib"] / max(rows["listing"]["extra_mib"], 0.01), 4
         ),
     }
+
+
+def _replayed_ms(
+    function: Callable[[], object], device: torch.device, repeats: int
+) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    return {"captured_ms": round(median_ms(replayed(function, repeats)), 3)}
 
 
 def _named(ours: DLR, listing: DLR) -> list[tuple[str, DLR]]:

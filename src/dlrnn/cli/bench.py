@@ -48,10 +48,10 @@ def add(commands: Any) -> None:
             "--factor", type=count, default=1, help="the paper's sizes, so much smaller"
         )
     step.add_argument("--steps", type=count, default=10000)
-    text = "instead: a training step of every model of Tables 1 and 6, relative to DLR"
-    step.add_argument("--table1", action="store_true", help=text)
-    step.add_argument("--scale", choices=("full", "tiny"), default="full", help="of --table1")
-    step.add_argument("--repeats", type=count, default=10, help="of --table1")
+    text = "instead: a training step of every model of Tables 1, 3 and 6, relative to DLR"
+    step.add_argument("--tables", action="store_true", help=text)
+    step.add_argument("--scale", choices=("full", "tiny"), default="full", help="of --tables")
+    step.add_argument("--repeats", type=count, default=10, help="of --tables")
 
 
 def _bench_layer(given: argparse.Namespace) -> int:
@@ -152,8 +152,8 @@ def _bench_generate(given: argparse.Namespace) -> int:
 def _bench_step(given: argparse.Namespace) -> int:
     from dlrnn.bench.step import bench_step
 
-    if given.table1:
-        return _bench_table1(given)
+    if given.tables:
+        return _bench_tables(given)
     sizes = _sizes(given, "batch", "d_model", "d_state", "steps")
     result = bench_step(device=resolve(given.device), **sizes)
     if given.json:
@@ -165,14 +165,15 @@ def _bench_step(given: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_table1(given: argparse.Namespace) -> int:
-    from dlrnn.bench.table1 import bench_table1
+def _bench_tables(given: argparse.Namespace) -> int:
+    from dlrnn.bench.tables import bench_tables
 
     device = resolve(given.device)
-    result = bench_table1(device=device, scale=given.scale, repeats=given.repeats)
+    result = bench_tables(device=device, scale=given.scale, repeats=given.repeats)
     if given.json:
         return print_json(result)
     print_table(f"A training step, {_case(result)}", result["models"])
+    print_table("Table 3", result["table3"])
     if loop := result["loop"]:
         print(
             f"the loop's own share: {loop['overhead']:.1%}"

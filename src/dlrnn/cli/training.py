@@ -190,6 +190,8 @@ def _recipes(given: argparse.Namespace) -> int:
         return print_json(rows)
     about = f"yours and their status from {given.out}/{given.scale}/"
     print_table(f"Ours from results/, {about}; minutes are an estimate, on one H200", rows)
+    if any("*" in (row["ours"] or "") for row in rows):
+        print("*: fewer steps than the paper's, another size, or not tested: see docs/results.md")
     return 0
 
 
@@ -206,14 +208,19 @@ def _asked(given: list[str]) -> set[str]:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """By recipe, as `dlrnn report` would write them."""
+    """By recipe, as `dlrnn report` would write them; with a star, if it would not judge them."""
     from dlrnn.report.cells import our_number
     from dlrnn.report.layouts import make_tables
     from dlrnn.report.results import read_results
 
     tables = make_tables([read_results(folder, "ours")])
     cells = [cell for table in tables for cell in table.cells.values()]
-    return {cell.recipe: " / ".join(map(our_number, cell.ours.values())) for cell in cells}
+    return {
+        cell.recipe: " / ".join(
+            our_number(seeds) + "*" * (not seeds.is_comparable) for seeds in cell.ours.values()
+        )
+        for cell in cells
+    }
 
 
 def _reproduce(given: argparse.Namespace) -> int:

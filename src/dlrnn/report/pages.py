@@ -128,13 +128,14 @@ def listops(results: Sequence[Results], tables: Sequence[Table]) -> Html:
         for one in by_height
         if one.points
     ]
+    whose = f", {runs[0][0]}" if len(runs) == 1 else ""  # several have a legend
     return join(
         head,
         tag("h2", "By height"),
-        line_plot("by-height", "Errors by the height of the sub-tree", " ".join(described),
+        line_plot("by-height", f"Errors by the height of the sub-tree{whose}", " ".join(described),
                   by_height, x=Axis("height"), y=Axis("wrong, %", limits=(0, worst))),
         tag("h2", "By operator"),
-        bar_plot("by-operator", "Errors by operator", "One group of bars for each operator.",
+        bar_plot("by-operator", f"Errors by operator{whose}", "A group of bars for each operator.",
                  groups=operators, series=bars, y=Axis("wrong, %")),
         [_breakdown_table(name, found) for name, found in runs],
     )  # fmt: skip

@@ -6,7 +6,7 @@ breakdowns/NAME.json   ListOps-SubTrees: errors by height and operator
 pictures/NAME.png      Pathfinder-Segmentation: predictions
 snapshots/NAME.jsonl   trained layers by step
 notes.json             findings, by recipe; written by hand
-step-times.json        of `dlrnn bench step --table1 --json`
+step-times.json        of `dlrnn bench step --tables --json`
 
 Whatever cannot be read is one sentence in `problems`; the rest is there.
 """
@@ -215,7 +215,7 @@ def _notes(values: Any) -> dict[str, str]:
 
 
 def _step_times(values: Any) -> dict[str, Any]:
-    """Of `bench step --table1`: the machine, and a row a model."""
+    """Of `bench step --tables`: the machine, and a row a model; Table 3's came later."""
     names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
     rows = [
         {
@@ -224,4 +224,10 @@ def _step_times(values: Any) -> dict[str, Any]:
         }
         for row in values["models"]
     ]
-    return {"device": str(values["device"]), "torch": str(values["torch"]), "models": rows}
+    higher = [
+        {"task": str(row["task"]), "model": str(row["model"])}
+        | {n: float(row[n]) for n in ("ms", "relative", "paper")}
+        for row in values.get("table3", ())
+    ]
+    where = {"device": str(values["device"]), "torch": str(values["torch"])}
+    return {**where, "models": rows, "table3": higher}

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn.recipes import table3
-from dlrnn.recipes.paper import row_of
-from dlrnn.report.book import Cell, Table
+from dlrnn.report.book import Table
 from dlrnn.report.html import Html, join, tag
 from dlrnn.report.results import Results, read_json
 from dlrnn.report.svg import Axis, Series, line_plot, shown
@@ -85,10 +83,7 @@ def speed(
             "A training step beside one of DLR at the same length, and what the paper says of its"
             " own hardware.",
         ),
-        tag("h3", "Tables 1 and 6"),
         _step_times(ours.step_times, tables),
-        tag("h3", "Table 3"),
-        _higher_order(next(table for table in tables if table.name == "table3")),
     )
 
 
@@ -130,9 +125,11 @@ def _length_table(lengths: Lengths) -> Html:
 
 
 def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
+    missing = tag(
+        "p", "Not measured: there is no recorded ", tag("code", "dlrnn bench step --tables"), "."
+    )
     if found is None:
-        command = tag("code", "dlrnn bench step --table1")
-        return tag("p", "Not measured: there is no recorded ", command, ".")
+        return missing
     names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
     head = ["model", "ms", "relative", "paper", "2L: ms", "2L: relative", "2L: paper"]
     titles = {name: title for table in tables for name, title in table.columns.items()}
@@ -144,29 +141,15 @@ def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
         for row in found["models"]
     ]
     told = f"{found['device']}, torch {found['torch']}; all in fp32, attention too."
-    where = tag("p", told, class_="quiet")
-    return join(where, plain_table("Relative time per step, Tables 1 and 6", head, rows))
-
-
-def _higher_order(table: Table) -> Html:
-    """From the seconds a step of the recorded runs."""
-    rows = []
-    for column, title in table.columns.items():
-        unit = _step_seconds(table.at("dlr", column))
-        for model, name in table.rows.items():
-            here = _step_seconds(table.at(model, column))
-            paper = (row_of("table3_higher_order", name)[table3.COLUMNS[column].title] or {}).get(
-                "relative_time"
-            )
-            if here is None and paper is None:
-                continue
-            relative = "not run" if here is None or unit is None else f"{here / unit:.2f}"
-            ms = "–" if here is None else shown(round(1000 * here, 3))
-            rows.append([title, name, ms, relative, "–" if paper is None else shown(paper)])
-    head = ["task", "model", "ms a step", "relative", "paper"]
-    return plain_table("Relative time per step, Table 3", head, rows)
-
-
-def _step_seconds(cell: Cell | None) -> float | None:
-    records = [r for seeds in (cell.ours.values() if cell else ()) for r in seeds.records]
-    return next((r.seconds_per_step for r in records if r.seconds_per_step), None)
+    higher = [
+        [row["task"], row["model"], *(shown(row[n]) for n in ("ms", "relative", "paper"))]
+        for row in found["table3"]
+    ]
+    columns = ["task", "model", "ms a step", "relative", "paper"]
+    return join(
+        tag("p", told, class_="quiet"),
+        tag("h3", "Tables 1 and 6"),
+        plain_table("Relative time per step, Tables 1 and 6", head, rows),
+        tag("h3", "Table 3"),
+        plain_table("Relative time per step, Table 3", columns, higher) if higher else missing,
+    )

@@ -1,4 +1,4 @@
-"""`dlrnn bench step --table1`: a training step of each model of Tables 1 and 6, beside DLR's."""
+"""`dlrnn bench step --tables`: a training step of each model of Tables 1, 3, 6, beside DLR's."""
 
 import json
 import statistics
@@ -6,20 +6,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from lightning_fabric import Fabric
 from torch.optim import AdamW
 
 from dlrnn import recipes
-from dlrnn.bench.measure import synchronize
+from dlrnn.bench.measure import synchronize, told
 from dlrnn.nn import param_groups
-from dlrnn.recipes.paper import table
+from dlrnn.recipes import table3
+from dlrnn.recipes.paper import row_of, table
 from dlrnn.recipes.scale import Scale
 from dlrnn.train import RunConfig, make_model, train
+from dlrnn.train.processes import make_fabric
 from dlrnn.train.step import TrainingStep, forward, make_optimizer
 
 GROUPS = (
@@ -28,12 +30,28 @@ GROUPS = (
 )
 """Columns that share a length; the first of each is the unit."""
 
+HIGHER_ORDER = ("listops-subtrees", "pathfinder-segmentation-128")
+MODELS = {"dlr": "DLR", "dss": "DSS-exp", "local-attention": "LocalAttention"}
 
-def bench_table1(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
-    """Median ms of a whole training step (data, forward, backward, AdamW) on Shift (length L) and
-    on Reverse (2 L), and what it is relative to the first column of its length.
+
+def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
+    """Median ms of a whole training step (forward, backward, AdamW; the data too, where the device
+    makes it), and what that is relative to DLR's.
     """
     where = torch.device(device)
+    return {
+        "case": {"scale": scale},
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "models": _atomic(where, scale, repeats),
+        "table3": _higher_order(where, scale, repeats),
+        "loop": loop_overhead() if where.type == "cpu" else None,  # a graph's bare step is another
+    }
+
+
+def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
+    """On Shift (length L) and on Reverse (2 L), relative to the first column of its length."""
     rows = []
     for group in GROUPS:
         units: dict[str, float] = {}
@@ -47,23 +65,33 @@ def bench_table1(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
                 row |= {f"{length} ms": round(ms, 3), f"{length}": round(ms / units[length], 2)}
                 row[f"{length} paper"] = _published(column, length)
             rows.append(row)
-    return {
-        "case": {"scale": scale},
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "models": rows,
-        "loop": loop_overhead() if where.type == "cpu" else None,  # a graph's bare step is another
-    }
+    return rows
+
+
+def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
+    rows, units = [], dict[str, float]()
+    for name, model in told(list(product(HIGHER_ORDER, MODELS)), "table3/{0[0]}/{0[1]}".format):
+        config = recipes.scaled(recipes.get(f"table3/{name}/{model}"), scale)
+        settings = {k: v for k, v in config.task.settings.items() if k != "folder"}
+        config = replace(config, task=replace(config.task, settings=settings))  # drawn on the spot
+        ms = step_ms(config, where, repeats)
+        units.setdefault(name, ms)
+        title = table3.COLUMNS[name].title
+        paper = row_of("table3_higher_order", MODELS[model])[title]["relative_time"]
+        row = {"task": title, "model": MODELS[model], "ms": round(ms, 3)}
+        rows.append(row | {"relative": round(ms / units[name], 2), "paper": float(paper)})
+    return rows
 
 
 def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     """One update as the training loop makes it: median of `repeats`.
 
-    A GPU is waited for after several: in the loop it works while the host goes ahead.
+    A GPU is waited for after several: in the loop it works while the host goes ahead. Batches of
+    the host are made before: in the loop they are made beside a step.
     """
-    together, warm = (20, 1) if device.type == "cuda" else (1, 6)
     step, times = _step(config, device), []
+    many = 20 if step.task.on_device else 5
+    together, warm = (many, 1) if device.type == "cuda" else (1, 6)
     for first in range(0, (repeats + warm) * together, together):
         parts = [None if step.task.on_device else step.samples(first + k) for k in range(together)]
         synchronize(device)
@@ -76,7 +104,7 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
 
 
 def _step(config: RunConfig, device: torch.device) -> TrainingStep:
-    fabric = Fabric(accelerator=device.type, devices=1)
+    fabric = make_fabric(str(device), config.precision)
     task = config.make_task()
     model = make_model(config, task).to(device)
     optimizer = make_optimizer(config, model, device)
