@@ -15,7 +15,7 @@ from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import RunFolder
-from dlrnn.train.loop import load_best
+from dlrnn.train.model import load_best
 from dlrnn.train.step import forward
 from dlrnn.train.tested import best_step, write_test
 

@@ -7,7 +7,8 @@ from support import run_python
 
 # The parent loads everything once and forks a child a time; each is killed (-9) at a random moment.
 SCRIPT = """
-import os, random, signal, sys, time, warnings
+import os, random, shutil, signal, sys, time, warnings
+from pathlib import Path
 warnings.simplefilter("ignore", DeprecationWarning)  # fork, with threads that do nothing
 import torch
 torch.set_num_threads(1)
@@ -20,12 +21,13 @@ every = dict(log_every=5, eval_every=20, eval_batches=2, checkpoint_every=9)
 dlr = ModelConfig("dlr", {"d_state": 8}, d_model=8)
 drops = {"heads": 2, "dropout": 0.2, "bidirectional": True}
 CASES = {
-    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=2500, batch_size=4,
+    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=1500, batch_size=4,
                             lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
     "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
                          steps=100, batch_size=2, lr=1e-3, **every),
 }
 config = CASES[case]
+config.make_task().sample(1)  # compiled once
 
 def child(work):
     pid = os.fork()
@@ -43,26 +45,27 @@ pid = child(lambda: train(base + "/whole", config, **quiet))
 assert os.waitpid(pid, 0)[1] == 0
 
 broken, path = base + "/broken", base + "/broken/config.json"
-moments, done = random.Random(0), 0
-longest = float(sys.argv[4])
-while done < kills:
+moments, done, longest = random.Random(0), 0, float(sys.argv[4])
+while done < kills or not list(Path(broken).glob("step-*")):
     pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
     time.sleep(moments.uniform(0, longest))
     os.kill(pid, signal.SIGKILL)
-    killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-    done += killed
-    if not killed:
-        break
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        done += 1
+        longest *= 1.1 if done > kills else 1  # a slow machine: some kill comes after a checkpoint
+    else:  # a fast one: it was over before that; once more, killed earlier
+        assert status == 0
+        shutil.rmtree(broken)
+        done, longest = 0, longest / 2
 pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
 assert os.waitpid(pid, 0)[1] == 0
-print(done)
 """
 
 
 @pytest.mark.parametrize(("case", "kills", "longest"), [("regression", 30, 0.5), ("dropout", 5, 1)])
 def test_kill_and_resume_give_the_same_bytes(case, kills, longest, tmp_path):
-    done = int(run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest)))
-    assert done == kills, "the run was over before it had been killed so often"
+    run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     names = {path.name for path in whole.glob("*.safetensors")}
     assert len(names) == 3

@@ -16,7 +16,7 @@ from support import DEVICE, assert_close
 from torch import nn
 
 from dlrnn._disk import write_whole
-from dlrnn.bench.table1 import _step
+from dlrnn.bench.tables import _step
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
 from dlrnn.tasks import listops_trees, pathfinder_paths, pathfinder_pixels

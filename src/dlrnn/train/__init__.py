@@ -2,7 +2,8 @@
 
 from dlrnn.train.config import RunConfig, TaskConfig, from_json, with_overrides
 from dlrnn.train.folder import RunFolder
-from dlrnn.train.loop import load_best, make_model, train
+from dlrnn.train.loop import train
+from dlrnn.train.model import load_best, make_model
 
 __all__ = [
     "RunConfig",

@@ -1,11 +1,8 @@
 """The one loop for all tasks and models."""
 
-import gc
 import hashlib
 import json
-import logging
 import math
-import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,15 +14,13 @@ from torch.optim import Optimizer
 
 from dlrnn._disk import write_whole
 from dlrnn.analysis.snapshot import append_snapshot
-from dlrnn.models import LanguageConfig, LanguageModel, build_model
+from dlrnn.models import LanguageConfig
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
-    BEST,
     Found,
     load_model,
     load_optimizer,
     newest,
-    read,
     save_best,
     save_checkpoint,
     tensors_of,
@@ -34,9 +29,11 @@ from dlrnn.train.config import RunConfig
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder
 from dlrnn.train.interrupt import asked_to_stop
+from dlrnn.train.model import make_model
 from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
+from dlrnn.train.processes import make_fabric
 from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
-from dlrnn.train.sharded import is_sharded, sharded_strategy
+from dlrnn.train.sharded import is_sharded
 from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
 
 if TYPE_CHECKING:
@@ -70,13 +67,8 @@ def train(
     known = folder.config if config is None else config
     fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
-    try:
-        how = {"until_plain": until_plain, "show": show, "writer": writer}
-        return _launched(folder, fabric, known, begins=config is not None, how=how)
-    finally:
-        if torch.distributed.is_initialized():
-            gc.collect()  # what still holds groups of processes: shards, hooks
-            torch.distributed.destroy_process_group()  # threads that outlive it end in an abort
+    how = {"until_plain": until_plain, "show": show, "writer": writer}
+    return _launched(folder, fabric, known, begins=config is not None, how=how)
 
 
 def _launched(
@@ -100,41 +92,6 @@ def _launched(
         return _Run(folder, fabric, task, model, stack, **how).go()
 
 
-def make_fabric(
-    device: str,
-    precision: str,
-    devices: int | None = None,
-    nodes: int | None = None,
-    *,
-    sharded: bool = False,
-) -> "Fabric":
-    """Processes and precision; several processes are DDP or, sharded, FSDP."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
-    here = devices or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    all_of_them = int(os.environ.get("WORLD_SIZE") or here)
-    where = torch.device(device)
-    one = [where.index] if ":" in device and here == 1 else here
-    how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
-    machines = max(1, all_of_them // here) if nodes is None else nodes
-    # Buffers are averaged after each step (step.py): DDP would send them in a forward, which a
-    # process without a batch to evaluate never makes.
-    strategy: Any = DDPStrategy(broadcast_buffers=False) if here * machines > 1 else "auto"
-    if sharded:
-        if here * machines == 1:
-            raise ValueError("--sharded needs several processes: say --devices, or use torchrun")
-        strategy = sharded_strategy(here * machines)
-    return Fabric(
-        accelerator=where.type,
-        devices=one,
-        num_nodes=machines,
-        strategy=strategy,
-        precision=how[precision],
-    )
-
-
 def _check_data(task: Task) -> None:
     """Every split that the run will ask for is there."""
     splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
@@ -148,37 +105,6 @@ def _check_vocabulary(config: RunConfig, task: Task) -> None:
     if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
         less = f"the model's vocabulary, {config.model.vocabulary}"
         raise ValueError(f"{task.name} has {tokens} tokens, more than {less}")
-
-
-def make_model(config: RunConfig, task: Task) -> nn.Module:
-    """The model of a run, initialised from its seed."""
-    torch.manual_seed(config.seed)
-    if isinstance(config.model, LanguageConfig):
-        return LanguageModel(config.model)
-    model = build_model(
-        config.model,
-        d_input=task.d_input,
-        vocabulary=task.vocabulary,
-        d_output=task.d_output,
-        pooled=task.pooled,
-        pair=task.pair,
-    )
-    if task.causal and not getattr(model, "causal", True):
-        raise ValueError(
-            f"{task.name} asks for a model that reads from left to right: its mixer must not be"
-            " bidirectional"
-        )
-    return model
-
-
-def load_best(path: str | Path, device: torch.device) -> tuple[nn.Module, Task, RunConfig]:
-    """The best model of a run, its task and its configuration."""
-    folder = RunFolder.open(path)
-    config, best = folder.config, folder.path / BEST
-    task = config.make_task()
-    model = make_model(config, task)
-    load_model(best, read(best)[0], model)
-    return model.to(device).eval(), task, config
 
 
 class _Run:
