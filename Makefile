@@ -30,7 +30,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 test-gpu:
 	DLRNN_TEST_DEVICE=cuda $(PYTHON) -m pytest -p no:cacheprovider
