@@ -99,7 +99,7 @@ def _model(mixer: LanguageMixer, layers: int, experts: int, where: torch.device)
 
 
 def _lower_quartile(times: list[float]) -> float:
-    """Among the times themselves: for two of them the default method goes below both, even below 0."""
+    """Among the times: for two of them the default method goes below both, even below 0."""
     return statistics.quantiles(times, n=4, method="inclusive")[0] if len(times) > 1 else times[0]
 
 
