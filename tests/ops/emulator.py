@@ -55,9 +55,11 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
         source,
         flags=re.M,
     )
-    entries = [f"ENTRY({name})" for name in re.findall(KERNEL, source)]
+    for found in reversed(list(re.finditer(KERNEL, source))):  # last first: places stay
+        end = _end(source, source.index("{", found.end()))
+        source = f"{source[:end]}\nENTRY({found[1]})\n{source[end:]}"
     path = folder / f"{abs(hash((source, defines)))}.cpp"
-    path.write_text("\n".join((f'#include "{HERE}"', source, *entries)))
+    path.write_text(f'#include "{HERE}"\n{source}')
     options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]
     options += [f"-D{name}={value}" for name, value in defines]
     made = path.with_suffix(".so")
@@ -73,13 +75,19 @@ def _without_assembler(source: str) -> str:
     for found in re.finditer(r"^(?:template <.*>\n)?__device__ inline [^;{}]*\{", source, re.M):
         if found.start() < last:
             continue
-        end, depth = found.end(), 1
-        while depth:
-            depth += {"{": 1, "}": -1}.get(source[end], 0)
-            end += 1
+        end = _end(source, found.end() - 1)
         if re.search(r"\basm\b", source[found.start() : end]):
             kept, last = kept + source[last : found.start()], end
     return kept + source[last:]
+
+
+def _end(source: str, brace: int) -> int:
+    """After the brace that closes this one."""
+    end, depth = brace + 1, 1
+    while depth:
+        depth += {"{": 1, "}": -1}.get(source[end], 0)
+        end += 1
+    return end
 
 
 class Kernel(nvrtc.Kernel):

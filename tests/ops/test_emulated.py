@@ -30,6 +30,7 @@ def inputs(batch, length, channels, right, left):
         (convolution, (2, 8191, 2, 8191, 1)),  # two
         (convolution, (3, 9000, 1, 20, 9000)),  # three; all of right in one part of a ring
         (convolution, (2, 16384, 1, 16384, 0)),  # four
+        (convolution, (1, 16384, 1, 9000, 13000)),
         (long_convolution, (1, 20000, 3, 20000, 100)),
         (long_convolution, (1, 65536, 2, 32768, 32768)),
     ],

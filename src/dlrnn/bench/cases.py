@@ -1,7 +1,7 @@
 """`dlrnn bench layer --all`, `bench conv` and `bench lengths`: every backend and peer in one run.
 
-Forward + backward. On a GPU the times are those of one of ten replays of a CUDA graph. Beside each
-number the ceiling: what the bytes and the products would take at the rates of one H200.
+Forward + backward. On a GPU the times are its own, of calls in a CUDA graph. Beside each number the
+ceiling: what the bytes and the products would take at the rates of one H200.
 """
 
 import gc

@@ -81,7 +81,8 @@ class LocalAttention(Attention):
         visible = known.unfold(1, 3 * chunk, chunk).flatten(0, 1)[:, None]  # [B n, 1, 3 chunk]
         visible = visible | ~visible.any(dim=-1, keepdim=True)  # nothing to see: its y is not used
         keys, values = (_windows(F.pad(t, (0, 0, chunk, chunk)), chunk, 3) for t in (k, v))
-        y = attention(_windows(q, chunk, 1), keys, values, self.heads, visible=visible)
+        queries = q.reshape(-1, chunk, q.shape[2])
+        y = attention(queries, keys, values, self.heads, visible=visible)
         return y.reshape(q.shape)
 
     def _read(

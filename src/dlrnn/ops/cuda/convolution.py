@@ -51,6 +51,11 @@ class Rows:
         return max(1, 128 // self.members) if self.alone else 2
 
     @property
+    def kernel_teams(self) -> int:
+        """Of a block that makes kernels' spectra, or their gradients."""
+        return self.teams if self.alone else 1
+
+    @property
     def blocks(self) -> int:
         """Of a multiprocessor."""
         return 512 // (self.teams * self.members)
@@ -93,8 +98,7 @@ class Rows:
     @property
     def largest_bytes(self) -> int:
         """Of a block of any of the kernels: a later GPU may have less than a Hopper one."""
-        of_kernels = self.bytes(self.teams if self.alone else self.rings, rings=self.rings)
-        return max(self.forward_bytes, self.backward_bytes, of_kernels)
+        return max(self.forward_bytes, self.backward_bytes, self.bytes(self.kernel_teams))
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
@@ -170,11 +174,19 @@ def backward_rows(
 def _backward(
     rows_dy: Tensor, rows_u: Tensor, du: Tensor, kernels: tuple[Tensor, Tensor], spectrum: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Beside du's transpose the kernels' gradient is made, or the points of its rings."""
     length = du.shape[1]
     plan = rows_for(length, *kernels)
+    d_right, d_left = (kernel.new_empty(kernel.shape) for kernel in kernels)
     partial = _correlate(rows_dy, rows_u, length, spectrum, plan)
-    d_right, d_left = _kernel_gradient(partial, *kernels, plan)
-    return from_rows(rows_dy, length, du.dtype, beside=du), d_right, d_left
+    if plan.alone:
+        _kernel_gradient(partial, d_right, d_left, plan)
+        from_rows(rows_dy, length, du.dtype, beside=du)
+    else:
+        _kernel_points(partial, plan)
+        from_rows(rows_dy, length, du.dtype, beside=du)
+        _kernel_entries(partial, d_right, d_left, plan)
+    return du, d_right, d_left
 
 
 def _correlate(
@@ -311,27 +323,46 @@ def _load_layout(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.K
 def _kernel_spectrum(right: Tensor, left: Tensor, plan: Rows) -> Tensor:
     channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
     spectrum = right.new_empty(channels, plan.size, 2)
-    teams = plan.teams if plan.alone else 1
-    _load(plan, "kernel_spectrum", teams, plan.bytes(teams), right.device)(
-        *(-(-channels * plan.rings // teams), teams * plan.members),
+    _load_kernel(plan, "kernel_spectrum", right.device)(
+        *_tasks(plan, channels),
         *(right, left, spectrum, ring_tables(plan, right.device)[0]),
         *(right.shape[1], left.shape[1], channels),
     )
     return spectrum
 
 
-def _kernel_gradient(
-    partial: Tensor, right: Tensor, left: Tensor, plan: Rows
-) -> tuple[Tensor, Tensor]:
-    channels, rings = right.shape[0], plan.rings
-    d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    teams = plan.teams if plan.alone else rings
-    _load(plan, "kernel_gradient", teams, plan.bytes(teams, rings=rings), right.device)(
-        *(-(-channels * rings // teams), teams * plan.members),
-        *(partial, d_right, d_left, *ring_tables(plan, right.device)),
-        *(right.shape[1], left.shape[1], channels, partial.shape[0]),
+def _kernel_gradient(partial: Tensor, d_right: Tensor, d_left: Tensor, plan: Rows) -> None:
+    groups, channels = partial.shape[:2]
+    _load_kernel(plan, "kernel_gradient", partial.device)(
+        *_tasks(plan, channels),
+        *(partial, d_right, d_left, *ring_tables(plan, partial.device)),
+        *(d_right.shape[1], d_left.shape[1], channels, groups),
     )
-    return d_right, d_left
+
+
+def _kernel_points(partial: Tensor, plan: Rows) -> None:
+    """In place of the first group's spectra."""
+    groups, channels = partial.shape[:2]
+    _load_kernel(plan, "kernel_points", partial.device)(
+        *(*_tasks(plan, channels), partial, *ring_tables(plan, partial.device), channels, groups)
+    )
+
+
+def _kernel_entries(points: Tensor, d_right: Tensor, d_left: Tensor, plan: Rows) -> None:
+    channels, threads = d_right.shape[0], plan.members
+    _load_kernel(plan, "kernel_entries", points.device)(
+        *(channels * plan.ring // (2 * threads), threads, points, d_right, d_left),
+        *(ring_tables(plan, points.device)[0], d_right.shape[1], d_left.shape[1]),
+    )
+
+
+def _tasks(plan: Rows, channels: int) -> tuple[int, int]:
+    """Blocks and threads: a team for each ring of each channel."""
+    return -(-channels * plan.rings // plan.kernel_teams), plan.kernel_teams * plan.members
+
+
+def _load_kernel(plan: Rows, name: str, device: torch.device) -> nvrtc.Kernel:
+    return _load(plan, name, plan.kernel_teams, plan.bytes(plan.kernel_teams), device)
 
 
 # ---------------------------------------------------------------------------------- tables
