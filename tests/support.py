@@ -50,6 +50,7 @@ def run_python(code: str, *arguments: str) -> str:
         text=True,
         timeout=300,
         check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

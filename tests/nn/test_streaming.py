@@ -311,6 +311,8 @@ def test_lengths_of_any_integer_type(dtype):
 
 
 def test_cost_of_a_step_is_flat_in_the_position():
-    """10000 steps, N 1024, H 64: the last 1000 cost what the first 1000 do, within 10%."""
-    result = bench_step(batch=1, d_model=64, d_state=1024, steps=10000, device=str(DEVICE))
+    """Of 5000 steps, N 1024, H 64, the last 500 cost what the first 500 do, within 10%; of 10000
+    `dlrnn bench step` tells.
+    """
+    result = bench_step(batch=1, d_model=64, d_state=1024, steps=5000, device=str(DEVICE))
     assert abs(result["last_over_first"] - 1) < 0.1

@@ -24,7 +24,7 @@ CASES = {
     "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=1500, batch_size=4,
                             lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
     "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
-                         steps=100, batch_size=2, lr=1e-3, **every),
+                         steps=60, batch_size=2, lr=1e-3, **every),
 }
 config = CASES[case]
 config.make_task().sample(1)  # compiled once
