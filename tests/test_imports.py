@@ -32,6 +32,7 @@ ALLOWED = {
     },
     "__main__": {"cli"},
     "_disk": set(),
+    "_figures": set(),
     "_version": set(),
     "__init__": {"ops", "nn", "analysis", "models", "tasks", "train", "recipes"},
 }
@@ -49,7 +50,7 @@ def imported(path: Path) -> set[str]:
         else:
             continue
         parts |= {name.split(".")[1] for name in names if name.startswith("dlrnn.")}
-    return parts - {"_disk", "_version", "__version__"}
+    return parts - {"_disk", "_figures", "_version", "__version__"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_importing_the_package_does_not_load_torch():
 
 def test_commands_that_train_nothing_do_not_wait_for_what_trains():
     """Three seconds: `dlrnn recipes`, or a wrong name."""
-    heavy = "{'lightning_fabric', 'torch._dynamo', 'torch.distributed.tensor'}"
+    heavy = "{'lightning_fabric', 'matplotlib', 'torch._dynamo', 'torch.distributed.tensor'}"
     code = f"import sys; from dlrnn import recipes; print({heavy} & set(sys.modules))"
     assert run_python(code).strip() == "set()"
 

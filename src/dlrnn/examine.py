@@ -3,14 +3,14 @@
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from dlrnn._disk import write_whole
+from dlrnn._figures import new_figure
 from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
@@ -18,6 +18,9 @@ from dlrnn.train.folder import RunFolder
 from dlrnn.train.model import load_best
 from dlrnn.train.step import forward
 from dlrnn.train.tested import best_step, write_test
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = 4  # samples in a picture
 BROKEN_DOWN = 8  # batches
@@ -68,13 +71,13 @@ def _samples(batch: Batch, called: Tensor) -> list[tuple[np.ndarray, np.ndarray,
     return list(zip(*parts, strict=True))
 
 
-def _picture(model: nn.Module, task: Task, batch: Batch) -> Figure | None:
+def _picture(model: nn.Module, task: Task, batch: Batch) -> "Figure | None":
     """The truth above, the prediction below; None for what is one answer a sequence."""
     if task.pooled or task.vocabulary is not None:
         return None
     with torch.inference_mode():
         output = forward(model, batch).cpu()
-    figure = Figure(figsize=(3 * SHOWN, 6), layout="constrained")
+    figure = new_figure(3 * SHOWN, 6)
     axes = figure.subplots(2, SHOWN)
     for k in range(SHOWN):
         for place, name in enumerate(("truth", "prediction")):

@@ -23,7 +23,7 @@ class Compression(NamedTuple):
     layer: DLR
     bound: float
     error: float
-    singular_values: Float[Tensor, "n"]
+    singular_values: Float[Tensor, " n"]
 
 
 def compress(layer: DLR, d_state: int) -> Compression:
@@ -97,7 +97,7 @@ def _merge_conjugates(system: System) -> System:
     return System(system.lam[upper], (twice * system.w)[:, upper])
 
 
-def _largest_gain(log_lambda: Complex[Tensor, "N"], w: Complex[Tensor, "H N"]) -> float:
+def _largest_gain(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> float:
     """`max_omega |G(omega)|`, on a grid that is dense and denser where a lambda resonates."""
     offsets = torch.linspace(-4, 4, 33, dtype=torch.float64).sinh()  # in widths: 27 at the ends
     width = -log_lambda.real[:, None].clamp(min=-1)

@@ -29,9 +29,9 @@ class Balanced(NamedTuple):
     """`x_k = A x_{k-1} + B u_k`, `y_k = C x_k`: both Gramians are diag(singular_values)."""
 
     A: Float[Tensor, "n n"]
-    B: Float[Tensor, "n"]
+    B: Float[Tensor, " n"]
     C: Float[Tensor, "H n"]
-    singular_values: Float[Tensor, "n"]
+    singular_values: Float[Tensor, " n"]
 
     def truncated(self, order: int) -> tuple[Tensor, Tensor, Tensor]:
         """A, B, C of the first `order` states."""
@@ -44,7 +44,7 @@ class Balanced(NamedTuple):
         return max(1, int((sigma > floor).sum()))
 
 
-def balance(log_lambda: Complex[Tensor, "N"], w: Complex[Tensor, "H N"]) -> Balanced:
+def balance(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> Balanced:
     """The system of 2 N real states whose kernel is `Re(w P)`; |lambda| < 1. O(H N^3)."""
     A, B, T = _orthonormal_states(log_lambda)
     _, sigma, U_t = torch.linalg.svd(_hankel_root(T, w))

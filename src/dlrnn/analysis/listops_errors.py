@@ -13,12 +13,12 @@ _FIRST, _CLOSE = 11, 15  # tokens: `[MIN` ... `[SM`, then `]`
 class Nodes(NamedTuple):
     """The sub-trees of one expression, in the order of their closing brackets."""
 
-    positions: Integer[np.ndarray, "O"]  # of their closing brackets
-    heights: Integer[np.ndarray, "O"]
-    operators: Integer[np.ndarray, "O"]  # 0 .. 3
+    positions: Integer[np.ndarray, " O"]  # of their closing brackets
+    heights: Integer[np.ndarray, " O"]
+    operators: Integer[np.ndarray, " O"]  # 0 .. 3
 
 
-def nodes(tokens: Integer[np.ndarray, "L"]) -> Nodes:
+def nodes(tokens: Integer[np.ndarray, " L"]) -> Nodes:
     """Read a tree off its tokens; a digit has height 0."""
     opened: list[list[int]] = []  # operator and height so far
     found: list[tuple[int, int, int]] = []

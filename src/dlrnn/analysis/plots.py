@@ -1,35 +1,39 @@
 """Pictures of a layer: its eigenvalues and its kernels. No pyplot, hence no global state."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from dlrnn._figures import new_figure
 from dlrnn.analysis.systems import system_of
 from dlrnn.nn import DLR
 from dlrnn.ops.checks import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE = "#0072B2"
 GREY = "#767676"
 LONGEST = 1e9  # a memory without end is drawn here
 
 
-def plot_spectrum(layer: DLR) -> Figure:
+def plot_spectrum(layer: DLR) -> "Figure":
     """Left: lambda in the unit circle. Right: the memory `1 / -log |lambda|` against the phase.
 
     Coloured by the norm of each state's weights over the channels.
     """
+    from matplotlib.colors import LogNorm
+
     system = system_of(layer)
     lam, size = system.lam, torch.linalg.norm(system.w, dim=0)
     order = size.argsort()  # the heaviest on top
     lam, size = lam[order], size[order]
     memory = 1 / lam.abs().log().neg().clamp(min=1 / LONGEST, max=100)
 
-    figure = Figure(figsize=(10.5, 4.5), layout="constrained")
+    figure = new_figure(10.5, 4.5)
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1.25))
     largest = size[-1].item() or 1.0
     smallest = max(size[0].item(), largest * 1e-4)
@@ -59,19 +63,21 @@ def plot_spectrum(layer: DLR) -> Figure:
     return figure
 
 
-def plot_kernel(layer: DLR, length: int) -> Figure:
+def plot_kernel(layer: DLR, length: int) -> "Figure":
     """Above: the kernels of up to four channels. Below: those of all channels as an image.
 
     The right-to-left kernels of a bidirectional layer are drawn at negative positions, where they
     look: entry k lies at -1 - k.
     """
+    from matplotlib.ticker import MaxNLocator
+
     require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
     position, kernel = _two_sided(layer, length)
     channels = layer.d_model
     shown = sorted({round(i * (channels - 1) / 3) for i in range(4)})
     limit = kernel.abs().max().item() or 1.0
 
-    figure = Figure(figsize=(9.0, 2.8 + 0.8 * len(shown)), layout="constrained")
+    figure = new_figure(9.0, 2.8 + 0.8 * len(shown))
     *strips, below = figure.subplots(
         len(shown) + 1, 1, sharex=True, height_ratios=(*(1.0 for _ in shown), 2.6)
     )
@@ -126,5 +132,5 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _tidy(axes: Axes) -> None:
+def _tidy(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)

@@ -42,7 +42,7 @@ class System:
         return torch.complex(parts[0], parts[1])
 
 
-def log_pairs(lam: Complex[Tensor, "N"]) -> Float[Tensor, "N 2"]:
+def log_pairs(lam: Complex[Tensor, " N"]) -> Float[Tensor, "N 2"]:
     """`log lambda` as pairs (log |lambda|, phase)."""
     return torch.stack((lam.abs().log().clamp(min=LOG_ZERO), lam.angle()), dim=-1)
 

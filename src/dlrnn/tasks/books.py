@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks import shards
@@ -32,6 +31,7 @@ from dlrnn.tasks.task import Batch
 from dlrnn.tasks.text import page_figure
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from tokenizers import Tokenizer
 
 PIECE = 2**16  # characters that are tokenized at once
@@ -334,7 +334,7 @@ class PG19(SetTask):
         """With the perplexity of a token, `exp(loss)`."""
         return {**means, "perplexity": float(np.exp(min(means["loss"], 700.0)))}
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """The beginning of a sequence, as text."""
         tokens: Int[Tensor, " L"] = self.sample(1, split=split, step=step).inputs[0]
         tokenizer = make_tokenizer(self.files()[shards.TOKENIZER], str(self.folder))

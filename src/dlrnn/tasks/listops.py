@@ -32,16 +32,16 @@ _ATTEMPTS = 2**24  # without a tree of the right length: then there is hardly on
 class Expression(NamedTuple):
     """One tree of L tokens and O operators; operators in the order of their closing brackets."""
 
-    tokens: UInt8[np.ndarray, "L"]
-    values: UInt8[np.ndarray, "O"]
-    heights: UInt8[np.ndarray, "O"]
-    operators: UInt8[np.ndarray, "O"]  # their tokens, 11..14
-    positions: UInt16[np.ndarray, "O"]  # of their closing brackets
+    tokens: UInt8[np.ndarray, " L"]
+    values: UInt8[np.ndarray, " O"]
+    heights: UInt8[np.ndarray, " O"]
+    operators: UInt8[np.ndarray, " O"]  # their tokens, 11..14
+    positions: UInt16[np.ndarray, " O"]  # of their closing brackets
     template: bytes  # 128 bits that stand for the expression without its digits
     attempt: int
 
     @property
-    def labels(self) -> UInt8[np.ndarray, "L"]:
+    def labels(self) -> UInt8[np.ndarray, " L"]:
         """The value of the sub-tree that a token closes, elsewhere NO_LABEL."""
         labels = np.full(len(self.tokens), NO_LABEL, dtype=np.uint8)
         labels[self.positions] = self.values

@@ -3,19 +3,21 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from dlrnn._figures import new_figure
 from dlrnn.tasks import listops
 from dlrnn.tasks.classes import accuracy, counted, cross_entropy, logits_of
 from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import IGNORED, Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
@@ -60,10 +62,12 @@ class _ListOps(SetTask):
             row[: len(sample["tokens"])] = sample["tokens"]
         return torch.from_numpy(tokens)
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Every sub-tree is a bar over its tokens, coloured by its operator, with its value."""
+        from matplotlib.patches import Patch, Rectangle
+
         tokens = self.sample(1, split=split, step=step).inputs[0].numpy().astype(np.uint8)
-        figure = Figure(figsize=(11, 5), layout="constrained")
+        figure = new_figure(11, 5)
         axes, bars = figure.subplots(), _bars(tokens)
         for place, (start, stop, depth, operator, value) in enumerate(bars):
             bar = Rectangle((start, -depth), stop - start, -0.9, color=_COLOURS[operator])

@@ -14,12 +14,12 @@ NO_LABEL = 255
 """The label of a token that closes no sub-tree."""
 
 
-def to_text(tokens: UInt8[np.ndarray, "L"]) -> str:
+def to_text(tokens: UInt8[np.ndarray, " L"]) -> str:
     """`[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]`: without parentheses; padding is left out."""
     return " ".join(VOCABULARY[token] for token in tokens if token != PADDING)
 
 
-def from_text(text: str) -> UInt8[np.ndarray, "L"]:
+def from_text(text: str) -> UInt8[np.ndarray, " L"]:
     """The tokens of an expression; parentheses are left out."""
     words = [word for word in text.split() if word not in "()"]
     for word in words:

@@ -11,16 +11,19 @@ class at 128, 27% at 512.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from jaxtyping import Float64, Int64, UInt8
-from matplotlib.figure import Figure
 
+from dlrnn._figures import new_figure
 from dlrnn.tasks import pathfinder_paths, pathfinder_pixels
 from dlrnn.tasks.pathfinder_sizes import LRA, SMALL, Number, check, sizes
 from dlrnn.tasks.random import SPLITS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ATTEMPTS = 2**18  # without room for the main paths: then there is hardly any
 
@@ -33,9 +36,9 @@ class Scene(NamedTuple):
     """
 
     dashes: Float64[np.ndarray, "D 4"]
-    paths: Int64[np.ndarray, "D"]  # of each dash
+    paths: Int64[np.ndarray, " D"]  # of each dash
     discs: Float64[np.ndarray, "M 2"]
-    ends: Int64[np.ndarray, "M"]  # the path at whose end a disc is
+    ends: Int64[np.ndarray, " M"]  # the path at whose end a disc is
     margin: float
     attempt: int
 
@@ -251,10 +254,10 @@ def _one_label(name: str, settings: dict[str, Any]) -> Pathfinder:
     return Pathfinder(**{**own, **settings})
 
 
-def preview(images: Sequence[Image], *, masks: bool = True) -> Figure:
+def preview(images: Sequence[Image], *, masks: bool = True) -> "Figure":
     """Images above, black on white; masks below: 0 white, 1 gray, 2 black."""
     rows = 2 if masks else 1
-    figure = Figure(figsize=(3 * len(images), 3 * rows + 0.3), layout="constrained")
+    figure = new_figure(3 * len(images), 3 * rows + 0.3)
     axes = figure.subplots(rows, len(images), squeeze=False)
     for place, image in enumerate(images):
         for row, (picture, most) in enumerate(((image.pixels, 255), (image.mask, 2))[:rows]):

@@ -3,11 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks import pathfinder
@@ -20,6 +19,9 @@ from dlrnn.tasks.classes import (
 )
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class _Pathfinder(SetTask):
         pixels = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
         return (pixels.float() / 127.5 - 1)[..., None]  # [B, R R, 1]
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Four images above, their masks, if it has any, below."""
         spec, numbers = self.spec(), range(4 * step, 4 * step + 4)
         if self.folder is None:

@@ -4,16 +4,19 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
+from dlrnn._figures import new_figure
 from dlrnn.tasks.random import Random
 from dlrnn.tasks.task import Batch, Task, wrong_output
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,11 @@ class RegressionTask(Task):
 
     # ------------------------------------------------------------------------------ a picture
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """One sample: what goes in above, what should come out below."""
         batch = self.sample(1, split=split, step=step)
         inputs, targets = batch.inputs[0], batch.targets[0]
-        figure = Figure(figsize=(9, 5), layout="constrained")
+        figure = new_figure(9, 5)
         above, below = figure.subplots(2, 1, sharex=True)
         _trace(above, inputs[:, :-2], 0)
         _trace(below, targets, self.input_length - self.output_length)
@@ -147,7 +150,7 @@ def _captures(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _trace(axes: Axes, values: Tensor, start: int) -> None:
+def _trace(axes: "Axes", values: Tensor, start: int) -> None:
     """Up to two numbers a position as lines, more as an image."""
     stop = start + len(values)
     axes.spines[["top", "right"]].set_visible(False)

@@ -10,18 +10,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
-from matplotlib.figure import Figure
 
 from dlrnn.tasks.archives import Entry
 from dlrnn.tasks.imports import ImportedSet, Row
 from dlrnn.tasks.layouts import split_files, text_lines
 from dlrnn.tasks.task import Batch
 from dlrnn.tasks.text import ByteTask, padded, text_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PAIRS = re.compile(r"(?:.*/)?new_aan_pairs\.(train|eval|test)\.tsv")
 _SPLITS = {"train": "train", "eval": "validation", "test": "test"}
@@ -112,7 +114,7 @@ class Retrieval(ByteTask):
         labels = torch.tensor([int(sample["label"]) for sample in samples])
         return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """The beginnings of both papers."""
         batch = self.sample(1, split=split, step=step)
         cites = "one cites the other" if batch.targets[0] else "neither cites the other"

@@ -156,7 +156,7 @@ def _opened(
 @lru_cache(maxsize=4)
 def shuffled(
     seed: int, epoch: int, count: int, shard_rows: int, group_rows: int
-) -> Int64[np.ndarray, "count"]:
+) -> Int64[np.ndarray, " count"]:
     """The order of an epoch: groups are shuffled, then samples within WINDOW groups."""
     shard, row = np.divmod(np.arange(count), shard_rows)
     group = shard * -(-shard_rows // group_rows) + row // group_rows  # of each sample

@@ -15,13 +15,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
-from matplotlib.figure import Figure
 
+from dlrnn._figures import new_figure
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.classes import OneClass
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw
@@ -29,6 +29,9 @@ from dlrnn.tasks.layouts import hub_split, parquet_rows, text_lines
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.sounds import read_sound
 from dlrnn.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 """Class i is word i."""
@@ -257,10 +260,10 @@ class SpeechCommands(OneClass, SetTask):
         labels = torch.tensor([int(sample["label"]) for sample in samples])
         return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels)
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Four clips."""
         batch = self.sample(4, split=split, step=step)
-        figure = Figure(figsize=(11, 5), layout="constrained")
+        figure = new_figure(11, 5)
         seconds = np.arange(LENGTH) / RATE
         for axes, wave, label in zip(
             figure.subplots(2, 2, sharex=True).flat,

@@ -3,13 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlrnn.tasks.random import SPLITS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IGNORED = -1
 """The target of a position that does not count."""
@@ -167,5 +169,5 @@ class Task(ABC):
         return means
 
     @abstractmethod
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """One sample as a picture."""

@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Int64
-from matplotlib.figure import Figure
 from torch import Tensor
 
+from dlrnn._figures import new_figure
 from dlrnn.tasks import shards
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.classes import OneClass
@@ -29,6 +29,9 @@ from dlrnn.tasks.imports import ImportedSet, Row, no_draw
 from dlrnn.tasks.layouts import hub_split, parquet_rows
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _REVIEW = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/.][^/]*)\.txt")
 _LABELS = {"neg": 0, "pos": 1}
@@ -195,7 +198,7 @@ class Text(ByteTask):
         labels = torch.tensor([int(sample["label"]) for sample in samples])
         return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
 
-    def preview(self, *, split: str = "train", step: int = 0) -> Figure:
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """The beginning of a review."""
         batch = self.sample(1, split=split, step=step)
         good = "good" if batch.targets[0] else "bad"
@@ -216,7 +219,7 @@ def padded(
     return tokens, lengths
 
 
-def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> Figure:
+def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> "Figure":
     """The beginnings of texts in bytes, with a title above each."""
     return page_figure(
         [
@@ -226,9 +229,9 @@ def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> Figure:
     )
 
 
-def page_figure(titled: Sequence[tuple[str, str]]) -> Figure:
+def page_figure(titled: Sequence[tuple[str, str]]) -> "Figure":
     """The first 1200 characters of each text, with a title above."""
-    figure = Figure(figsize=(11, 5 * len(titled)), layout="constrained")
+    figure = new_figure(11, 5 * len(titled))
     for axes, (title, text) in zip(
         figure.subplots(len(titled), squeeze=False)[:, 0], titled, strict=True
     ):
