@@ -2,7 +2,6 @@ import importlib
 import json
 import shutil
 import sys
-import time
 
 import pytest
 import torch
@@ -18,15 +17,16 @@ from dlrnn.ops.backends import BACKENDS
 
 def test_help_is_fast_and_does_not_import_torch():
     code = """
-import sys
+import sys, time
 from dlrnn.cli import main
 try: main(["--help"])
 except SystemExit as leaving: assert leaving.code == 0
 assert not {"torch", "numpy", "rich"} & set(sys.modules)
+print(time.process_time())  # waiting for others does not count
 """
-    start = time.perf_counter()
-    assert "doctor" in run_python(code)
-    assert time.perf_counter() - start < 1
+    text, seconds = run_python(code).rsplit(maxsplit=1)
+    assert "doctor" in text
+    assert float(seconds) < 1
 
 
 def test_doctor_proves_every_op(capsys):

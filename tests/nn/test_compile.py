@@ -109,18 +109,17 @@ print("ok")
     assert "ok" in run_python(PRELUDE + code, str(tmp_path / "step.pt2"))
 
 
-def test_ddp_with_two_processes_is_one_on_the_whole_batch():
+def test_ddp_with_two_processes_is_one_on_the_whole_batch(tmp_path):
     code = """
-import torch.multiprocessing as mp, torch.distributed as dist, os, socket
+import torch.multiprocessing as mp, torch.distributed as dist, sys
 from torch.nn.parallel import DistributedDataParallel
 
 def data():
     torch.manual_seed(1)
     return DLR(4, 6), torch.randn(4, 20, 4), torch.randn(4, 20, 4)
 
-def work(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def work(rank):
+    dist.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=2)
     layer, x, target = data()
     model, mine = DistributedDataParallel(layer), slice(2 * rank, 2 * rank + 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -138,14 +137,13 @@ def work(rank, port):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     dist.destroy_process_group()
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
 context = mp.get_context("fork")
-processes = [context.Process(target=work, args=(rank, port)) for rank in range(2)]
+processes = [context.Process(target=work, args=(rank,)) for rank in range(2)]
 [p.start() for p in processes]
 [p.join() for p in processes]
 assert [p.exitcode for p in processes] == [0, 0]
 print("ok")
 """
-    assert "ok" in run_python(PRELUDE.replace(f"{str(DEVICE)!r}", "'cpu'") + code)
+    assert "ok" in run_python(
+        PRELUDE.replace(f"{str(DEVICE)!r}", "'cpu'") + code, str(tmp_path / "met")
+    )

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent
 PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
 CHECKS = (ROOT / "checks.js").read_text()
 PHONE = {"width": 360, "height": 740}
+TWO_FRAMES = "new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))"
+IN_FULL = "#explorer[aria-busy=false]"  # the run that was chosen has come, and is drawn
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_a_phone_shows_every_number(name, scheme, visit):
 def test_a_table_that_scrolls_says_so(visit):
     for width, more in ((700, 1), (1200, 0)):
         page = visit("table1", viewport={"width": width, "height": 700})
-        page.wait_for_timeout(100)
+        page.evaluate(TWO_FRAMES)  # an observer of sizes has been called
         box = page.locator(".box").first
         assert ("more" in box.get_attribute("class")) == bool(more)
         hint = box.evaluate("b => getComputedStyle(b, '::before').content")
@@ -287,7 +289,7 @@ def test_the_explorer(visit):
     assert len(runs) == 3
     for run in runs:
         page.locator("#run").select_option(run)
-        page.wait_for_timeout(100)
+        page.locator(IN_FULL).wait_for()
         layers = page.locator("#layer option").count()
         for layer in range(layers):
             page.locator("#layer").select_option(str(layer))
@@ -313,7 +315,7 @@ def test_one_snapshot_needs_no_slider(visit, tmp_path):
         keys, ("40000 (the only snapshot)", "40000 (snapshot 5 of 5)"), strict=True
     ):
         page.locator("#run").select_option(key)
-        page.wait_for_timeout(100)
+        page.locator(IN_FULL).wait_for()
         assert page.locator("#step-shown").inner_text() == shown
         assert page.locator("#step").is_visible() == ("only" not in shown)
 

@@ -7,9 +7,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
 
 from dlrnn import tasks
-from dlrnn.tasks import listops, listops_task, pathfinder, sets, shards
+from dlrnn.tasks import (
+    listops,
+    listops_task,
+    listops_trees,
+    pathfinder,
+    pathfinder_paths,
+    pathfinder_pixels,
+    search,
+    sets,
+    shards,
+    streams,
+)
 from dlrnn.tasks.build import build_set
 from dlrnn.tasks.listops_text import CLOSE
 from dlrnn.tasks.sets import WINDOW, shuffled
@@ -40,6 +53,23 @@ def task_of(name, folders=None):
 
 def same(a, b):
     return all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_kernels_on_disk_have_one_signature():
+    """Of several, processes that compile at once may write two into one file of numba's."""
+    for name, spec in SETS.items():
+        spec.draw("train", 0)
+        task_of(name).sample(2)
+    tasks.get("mips", length=8).sample(2)
+    modules = listops_trees, pathfinder_paths, pathfinder_pixels, search, streams
+    found = {
+        f"{module.__name__}.{name}": len(kernel.signatures)
+        for module in modules
+        for name, kernel in vars(module).items()
+        if isinstance(kernel, Dispatcher) and not isinstance(kernel._cache, NullCache)
+    }
+    assert len(found) == 4
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.parametrize("name", SETS)

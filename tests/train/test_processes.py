@@ -37,7 +37,7 @@ def in_two_processes(folder, runs):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(4):
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, check=False, env=environment
+            command, capture_output=True, text=True, timeout=900, check=False, env=environment
         )
         sharded = any(how for *_, how in runs)
         if not sharded or "Signal 6 (SIGABRT)" not in done.stderr + done.stdout:

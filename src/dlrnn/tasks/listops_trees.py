@@ -14,10 +14,10 @@ from typing import no_type_check
 import numpy as np
 
 from dlrnn.tasks.listops_text import CLOSE, DIGIT, OPERATOR
-from dlrnn.tasks.streams import GOLDEN, ONE, ZERO, below, bits, compiled, mix, start
+from dlrnn.tasks.streams import GOLDEN, ONE, ZERO, below, bits, compiled, mix, part, start
 
 
-@compiled
+@part
 @no_type_check
 def _lowest(word):
     """The position of the lowest 1, by counting the zeros below it."""
@@ -28,7 +28,7 @@ def _lowest(word):
     return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@compiled
+@part
 @no_type_check
 def _grow(stream, limits, where, arity):
     """The shape of one tree, level by level: how many nodes and operators; -1 when too long.
@@ -58,7 +58,7 @@ def _grow(stream, limits, where, arity):
     return nodes, operators
 
 
-@compiled
+@part
 @no_type_check
 def _value(operator, values, count):
     """MIN, MAX, MED or SM of a few digits, which it sorts."""
@@ -77,7 +77,7 @@ def _value(operator, values, count):
     return (values[(count - 1) // 2] + values[count // 2]) // 2
 
 
-@compiled
+@part
 @no_type_check
 def _hash(low, high, token):
     """Two hashes of a template, one token further."""
@@ -85,7 +85,7 @@ def _hash(low, high, token):
     return mix(low + word * GOLDEN), mix((high ^ word) * GOLDEN)
 
 
-@compiled
+@part
 @no_type_check
 def _write(stream, limits, size, where, arity):
     """Names and digits of a tree, depth first: tokens, what is known of operators, the template."""

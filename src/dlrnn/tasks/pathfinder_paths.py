@@ -14,7 +14,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from dlrnn.tasks.streams import below, bits, compiled, start
+from dlrnn.tasks.streams import below, bits, compiled, part, start
 
 _TRIALS = 3  # of a dash
 _PLACES = 5  # that a distractor tries
@@ -52,14 +52,14 @@ class _Canvas(NamedTuple):
     weights: np.ndarray  # [candidates]: of the heads that a dash may have
 
 
-@compiled
+@part
 @no_type_check
 def uniform(stream):
     """In [0, 1), 53 random bits."""
     return np.float64(bits(stream) >> np.uint64(11)) * 2.0**-53
 
 
-@compiled
+@part
 @no_type_check
 def _from_point(px, py, segment):
     """The squared distance of a point and a segment."""
@@ -70,7 +70,7 @@ def _from_point(px, py, segment):
     return (px - ax - t * dx) ** 2 + (py - ay - t * dy) ** 2
 
 
-@compiled
+@part
 @no_type_check
 def distance(a, b):
     """Of the segments (a[0], a[1]) .. (a[2], a[3]) and b."""
@@ -89,7 +89,7 @@ def distance(a, b):
     return math.sqrt(least)
 
 
-@compiled
+@part
 @no_type_check
 def _clear(canvas, shape, but):
     """Does the neighbourhood of a shape overlap no other, `but` one?"""
@@ -107,7 +107,7 @@ def _clear(canvas, shape, but):
     return True
 
 
-@compiled
+@part
 @no_type_check
 def _inside(rules, x, y, radius):
     """Does what reaches `radius` around a point stay `padding` away from the border?"""
@@ -115,17 +115,17 @@ def _inside(rules, x, y, radius):
     return least <= min(x, y) and max(x, y) <= rules.resolution - least
 
 
-@compiled
+@part
 @no_type_check
 def _add(canvas, shape, owner):
     i = canvas.used[0]
-    for part in range(5):
-        canvas.shapes[i, part] = shape[part]
+    for k in range(5):
+        canvas.shapes[i, k] = shape[k]
     canvas.owners[i] = owner
     canvas.used[0] = i + 1
 
 
-@compiled
+@part
 @no_type_check
 def _stand(canvas, path, x, y, orientation):
     """Note the last pivot, orientation and dash of a path."""
@@ -135,7 +135,7 @@ def _stand(canvas, path, x, y, orientation):
     canvas.lasts[slot] = canvas.used[0] - 1
 
 
-@compiled
+@part
 @no_type_check
 def _first(rules, canvas, path, x, y):
     """The first dash of a path, tail at (x, y), and the disc at its pivot; False without room."""
@@ -161,7 +161,7 @@ def _first(rules, canvas, path, x, y):
     return True
 
 
-@compiled
+@part
 @no_type_check
 def _further(rules, canvas, path, closing):
     """The next dash of a path; with `closing` the disc at the end too. False without room."""
@@ -215,7 +215,7 @@ def _further(rules, canvas, path, closing):
     return False
 
 
-@compiled
+@part
 @no_type_check
 def _main_paths(rules, canvas):
     """Both main paths, one dash each in turn; False as soon as one has no room."""
@@ -239,7 +239,7 @@ def _main_paths(rules, canvas):
     return True
 
 
-@compiled
+@part
 @no_type_check
 def _distractor(rules, canvas, path):
     """A short path somewhere; False, and nothing of it is left, without room."""

@@ -13,7 +13,7 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Int64
 
-from dlrnn.tasks.streams import compiled
+from dlrnn.tasks.streams import compiled, part
 
 _LOBES = 3
 _TAPS = 2 * _LOBES + 1  # pixels that a fine pixel may reach
@@ -35,7 +35,7 @@ def lanczos(scale: int) -> Int64[np.ndarray, "scale taps"]:
     return units
 
 
-@compiled
+@part
 @no_type_check
 def _is_ink(x, y, shape):
     """Is a point in the rectangle around a segment, or in the disc around a point?"""
@@ -48,7 +48,7 @@ def _is_ink(x, y, shape):
     return 0.0 <= along <= length and abs(across) <= radius
 
 
-@compiled
+@part
 @no_type_check
 def _reduced(shape, weights, row, total):
     """A shape's window, reduced, in `total`: its first row, first column, rows and columns.

@@ -15,12 +15,19 @@ import numpy as np
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled once a machine, or once a process where no folder for the cache can be written.
 
-    Without Python's lock: several threads draw at once.
+    Without Python's lock: several threads draw at once. Of one signature: numba numbers the files
+    of several as they come, and two processes that compile at once may give one number to two.
     """
     try:
         function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(kernel)
     except RuntimeError:
-        function = numba.njit(nogil=True)(kernel)
+        function = part(kernel)
+    return function
+
+
+def part(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of kernels, of any signature: kept with them, not by itself."""
+    function: Callable[..., Any] = numba.njit(nogil=True)(kernel)
     return function
 
 
@@ -29,7 +36,7 @@ _KEY, _DRAWN, _LANES, _LEFT = 0, 1, 2, 3  # a stream: its key, numbers drawn, 16
 ZERO, ONE, _U16 = np.uint64(0), np.uint64(1), np.uint64(16)
 
 
-@compiled
+@part
 @no_type_check
 def mix(x):
     """SplitMix64's finaliser, as in `random.py`."""
@@ -38,7 +45,7 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@compiled
+@part
 @no_type_check
 def start(stream, seed, split, index, attempt):
     """The stream of `Random(seed, split, step=attempt, first=index, count=1)`."""
@@ -47,7 +54,7 @@ def start(stream, seed, split, index, attempt):
     stream[_DRAWN] = stream[_LANES] = stream[_LEFT] = ZERO
 
 
-@compiled
+@part
 @no_type_check
 def bits(stream):
     """The next 64 bits of a stream."""
@@ -55,7 +62,7 @@ def bits(stream):
     return mix(stream[_KEY] + stream[_DRAWN] * GOLDEN)
 
 
-@compiled
+@part
 @no_type_check
 def below(stream, count):
     """Uniform in 0 .. count-1, exactly: 16 bits, drawn again where they would favour some."""

@@ -178,6 +178,7 @@ function explore() {
     step.setAttribute("aria-valuetext", `step ${snapshot.step}, ${which}`);
     facts.textContent = `${chosen.kind}, ${chosen.channels} channels, ${chosen.states} states, kernel of ${chosen.kernel_length} positions.`;
     room.replaceChildren(...panels(chosen, snapshot.step));
+    room.ariaBusy = "false";
   }
 
   function choose() {
@@ -185,6 +186,7 @@ function explore() {
       const script = document.createElement("script");
       script.src = `layers/${run.value}.js`;
       script.onerror = () => { facts.textContent = "The layers of this run are missing."; };
+      room.ariaBusy = "true"; // what is drawn is still the run before
       document.head.append(script);
       return;
     }
