@@ -351,6 +351,7 @@ def unchecked(monkeypatch):
     ("kind", "options", "sentence"),
     [
         (Attention, {"d_model": 0}, "d_model must be a whole number of at least 1, not 0"),
+        (Attention, {"bidirectional": "no"}, "bidirectional must be True or False, not 'no'"),
         (Attention, {"heads": 0}, "heads must be a whole number of at least 1, not 0"),
         (
             Attention,

@@ -27,6 +27,8 @@ from dlrnn.nn import RecurrentState
         ({"dt_min": 0.6}, "0 < dt_min <= dt_max must hold, not 0.6 and 0.5"),
         ({"dt_min": 0.0}, "0 < dt_min <= dt_max must hold, not 0.0 and 0.5"),
         ({"real": True, "cast": "prod"}, "real=True has no imaginary part"),
+        ({"bidirectional": "no"}, "bidirectional must be True or False, not 'no'"),
+        ({"real": 1}, "real must be True or False, not 1"),
         ({"project": False, "glu": True}, "project=False is a linear layer"),
         ({"project": False, "activation": "relu"}, "project=False is a linear layer"),
     ],

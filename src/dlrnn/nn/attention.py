@@ -16,6 +16,7 @@ from dlrnn.ops.checks import (
     require_device,
     require_dtype,
     require_finite,
+    require_flags,
     require_shape,
 )
 
@@ -65,6 +66,7 @@ class Attention(nn.Module):
         super().__init__()
         require_count("d_model", d_model)
         require_count("heads", heads)
+        require_flags(bidirectional=bidirectional, glu=glu)
         require(
             d_model % (2 * heads) == 0,
             f"d_model must be a multiple of 2 * heads (each head turns pairs of channels), and"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dlrnn import ops
 from dlrnn.nn.kernel_mixer import Activation, KernelMixer
 from dlrnn.nn.streaming import Modes
-from dlrnn.ops.checks import require, require_count, require_dtype
+from dlrnn.ops.checks import require, require_count, require_dtype, require_flags
 
 Cast = Literal["real", "prod"]
 
@@ -73,6 +73,7 @@ class DLR(KernelMixer):
             project=project,
         )
         require_count("d_state", d_state)
+        require_flags(real=real)
         require(cast in get_args(Cast), f"cast must be 'real' or 'prod', not {cast!r}")
         bounded = 0 < dt_min <= dt_max < math.inf
         require(bounded, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")

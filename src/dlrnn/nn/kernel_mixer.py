@@ -25,6 +25,7 @@ from dlrnn.ops.checks import (
     require_device,
     require_dtype,
     require_finite,
+    require_flags,
     require_shape,
 )
 
@@ -65,6 +66,7 @@ class KernelMixer(nn.Module):
     ) -> None:
         super().__init__()
         require_count("d_model", d_model)
+        require_flags(bidirectional=bidirectional, glu=glu, project=project)
         if kernel_length is not None:
             require_count("kernel_length (None is no limit)", kernel_length)
         require(

@@ -30,6 +30,12 @@ def require_count(name: str, value: object) -> None:
     require(fits, f"{name} must be a whole number of at least 1, not {value!r}")
 
 
+def require_flags(**flags: object) -> None:
+    """A string would be taken for True, "no" as well."""
+    for name, value in flags.items():
+        require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
+
+
 def in_transform() -> bool:
     """Inside torch.func's jvp, vmap, grad and the like (a compiler cannot ask)."""
     if torch.compiler.is_compiling():
