@@ -189,6 +189,7 @@ for call in (
     lambda: layer(x, return_state=True),
     lambda: layer.step(x[:, 0]),
     lambda: layer.initial_state(2),
+    lambda: Experts(6, 4, 5, router="threshold")(x, state=[1]),
 ):
     try:
         call()
@@ -210,6 +211,7 @@ def test_errors():
         "x must have the shape [B, L, 6], not [9, 6]",
         "x holds nan at [0, 0, 0]: every value must be finite",
         *[ahead] * 3,
+        "this layer's state is (), not a list",
     ]
 
 

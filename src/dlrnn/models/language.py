@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dlrnn.models.config import Norm
 from dlrnn.models.model import Block, SequenceModel, State
-from dlrnn.nn.attention import Attention, KeyValueState
+from dlrnn.nn.attention import Attention
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.ends import SumNorm
 from dlrnn.nn.experts import Experts, Router
 from dlrnn.nn.rotary import rotate
-from dlrnn.ops.checks import require, require_count, require_device, require_dtype, require_shape
+from dlrnn.ops.checks import require, require_count, require_shape
 
 LanguageMixer = Literal["dlr", "attention"]
 
@@ -127,12 +127,6 @@ class HeadAttention(Attention):
         """What `print(layer)` shows."""
         return f"d_model={self.d_model}, heads={self.heads}, d_head={self.d_head}"
 
-    def initial_state(self, batch_size: int) -> KeyValueState:
-        """The state before the first position."""
-        empty = self.temperature.new_zeros(batch_size, 0, self.heads * self.d_head)
-        seen = torch.zeros(batch_size, dtype=torch.int64, device=empty.device)
-        return KeyValueState(empty, empty.clone(), seen)
-
     def _queries_keys_values(
         self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
     ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
@@ -146,16 +140,8 @@ class HeadAttention(Attention):
         del u
         return self._project(attended)
 
-    def _check_state(self, state: KeyValueState, batch: int) -> None:
-        kind = type(state).__name__
-        right = isinstance(state, KeyValueState)
-        require(right, f"this layer's state is a KeyValueState, not a {kind}")
-        for name in ("keys", "values"):
-            part = getattr(state, name)
-            require_shape(f"state.{name}", part, (batch, "S", self.heads * self.d_head))
-            require_dtype(f"state.{name}", part, (self.temperature.dtype,))
-            require_device(f"state.{name}", part, self.temperature.device)
-        require_shape("state.seen", state.seen, (batch,))
+    def _kept_channels(self) -> int:
+        return self.heads * self.d_head
 
 
 class NarrowEmbedding(nn.Embedding):

@@ -9,6 +9,7 @@ from dlrnn.nn.files import load_layers, save_model
 from dlrnn.nn.held import held_kernels
 from dlrnn.nn.kernel_mixer import KernelMixer
 from dlrnn.nn.local_attention import LocalAttention
+from dlrnn.nn.mixer import Mixer
 from dlrnn.nn.optim import param_groups
 from dlrnn.nn.s4 import S4
 from dlrnn.nn.s4d import S4D
@@ -26,6 +27,7 @@ __all__ = [
     "KernelMixer",
     "KeyValueState",
     "LocalAttention",
+    "Mixer",
     "RecurrentState",
     "SGConv",
     "held_kernels",

@@ -1,21 +1,20 @@
 """Attention in the place of the convolution: the paper's first baseline."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, cast, overload
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
-from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.nn.mixer import Mixer
 from dlrnn.nn.rotary import rotate
 from dlrnn.ops.checks import (
     require,
     require_count,
     require_device,
     require_dtype,
-    require_finite,
     require_flags,
     require_shape,
 )
@@ -32,7 +31,7 @@ class KeyValueState(NamedTuple):
     seen: Int[Tensor, " B"]
 
 
-class Attention(nn.Module):
+class Attention(Mixer[KeyValueState]):
     """`y = out(u + dropout(GELU(attn(u))))`, softmax attention with rotary positions.
 
     `attn(u)_t = merge(sum_s softmax_s(temperature <R_t q_t, R_s k_s>) v_s)` in each head, over
@@ -51,8 +50,6 @@ class Attention(nn.Module):
         dropout: probability, after the activation.
         glu: the linear map makes 2 H channels and a GLU halves them.
     """
-
-    kernel_parameters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -94,58 +91,9 @@ class Attention(nn.Module):
 
     # ------------------------------------------------------------------------------ whole
 
-    @overload
-    def forward(
-        self, x: Tensor, state: KeyValueState | None = ..., *, lengths: Tensor | None = ...
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: KeyValueState | None = ...,
-        *,
-        return_state: Literal[True],
-        lengths: Tensor | None = ...,
-    ) -> tuple[Tensor, KeyValueState]: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: KeyValueState | None = ...,
-        *,
-        return_state: bool,
-        lengths: Tensor | None = ...,
-    ) -> Tensor | tuple[Tensor, KeyValueState]: ...
-    def forward(
-        self,
-        x: Float[Tensor, "B L H"],
-        state: KeyValueState | None = None,
-        *,
-        return_state: bool = False,
-        lengths: Integer[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], KeyValueState]:
-        """Read x after `state`; `lengths` are the true lengths of a padded batch.
-
-        What lies beyond a sequence's length is ignored, and the output there is 0.
-        """
-        check_input(x, ("B", "L", self.d_model), self.qkv.weight)
-        padding = None
-        if lengths is not None:
-            lengths = checked_lengths(x, lengths)
-            padding = beyond(x, lengths)
-        u = x if padding is None else x.masked_fill(padding, 0)
-        require_finite("x", u)
-        if return_state or state is not None:
-            state = self.initial_state(x.shape[0]) if state is None else state
-            self._check_state(state, x.shape[0])
-            y, state = self._read(u, state, lengths)
-        else:
-            positions = torch.arange(x.shape[1], device=x.device)
-            y = self._attend(*self._queries_keys_values(u, positions[None]), lengths)
-        y = self._mix(u, y)
-        if padding is not None:
-            y = y.masked_fill(padding, 0)
-        return (y, cast("KeyValueState", state)) if return_state else y
+    def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
+        positions = torch.arange(u.shape[1], device=u.device)
+        return self._mix(u, self._attend(*self._queries_keys_values(u, positions[None]), lengths))
 
     def _queries_keys_values(
         self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
@@ -176,25 +124,22 @@ class Attention(nn.Module):
 
     # ------------------------------------------------------------------------------ streaming
 
-    def initial_state(self, batch_size: int) -> KeyValueState:
-        """The state before the first position."""
-        self._check_streams()
-        if isinstance(batch_size, float | str) or batch_size < 0:
-            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
-        empty = self.temperature.new_zeros(batch_size, self._kept_length(), self.d_model)
+    def _initial_state(self, batch_size: int) -> KeyValueState:
+        empty = self.temperature.new_zeros(batch_size, self._kept_length(), self._kept_channels())
         seen = torch.zeros(batch_size, dtype=torch.int64, device=empty.device)
         return KeyValueState(empty, empty.clone(), seen)
 
-    def step(
-        self, x: Float[Tensor, "B H"], state: KeyValueState | None = None
-    ) -> tuple[Float[Tensor, "B H"], KeyValueState]:
-        """One position: `y_t, state = layer.step(x_t, state)`; time linear in what is kept."""
-        check_input(x, ("B", self.d_model), self.qkv.weight)
-        require_finite("x", x)
-        state = self.initial_state(x.shape[0]) if state is None else state
-        self._check_state(state, x.shape[0])
-        y, state = self._read(x[:, None], state, None)
-        return self._mix(x[:, None], y)[:, 0], state
+    def _chunk(
+        self, u: Tensor, state: KeyValueState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, KeyValueState]:
+        state = self._initial_state(u.shape[0]) if state is None else state
+        y, after = self._read(u, state, lengths)
+        return self._mix(u, y), after
+
+    def _step(self, u: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
+        """Time linear in what is kept."""
+        y, after = self._chunk(u[:, None], state, None)
+        return y[:, 0], after
 
     def _read(
         self, u: Tensor, state: KeyValueState, lengths: Tensor | None
@@ -228,23 +173,24 @@ class Attention(nn.Module):
         """Entries of the state before the first position."""
         return 0
 
+    def _kept_channels(self) -> int:
+        """Of a key, all heads together."""
+        return self.d_model
+
     # ------------------------------------------------------------------------------ checks
 
-    def _check_streams(self) -> None:
-        require(
-            not self.bidirectional,
-            "a bidirectional layer reads the future: it has no state and cannot stream",
-        )
+    def _parameter(self) -> Tensor:
+        return self.qkv.weight
 
     def _check_state(self, state: KeyValueState, batch: int) -> None:
-        self._check_streams()
         require(
             isinstance(state, KeyValueState),
             f"this layer's state is a KeyValueState, not a {type(state).__name__}",
         )
         for name in ("keys", "values"):
             part = getattr(state, name)
-            require_shape(f"state.{name}", part, (batch, self._kept_length() or "S", self.d_model))
+            shape = batch, self._kept_length() or "S", self._kept_channels()
+            require_shape(f"state.{name}", part, shape)
             require_dtype(f"state.{name}", part, (self.temperature.dtype,))
             require_device(f"state.{name}", part, self.temperature.device)
         require_shape("state.seen", state.seen, (batch,))

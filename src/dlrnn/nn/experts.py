@@ -1,15 +1,16 @@
 """Feed-forward experts behind a router: the paper's Switch layer, and a causal one."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dlrnn.nn.inputs import beyond, check_input, checked_lengths
-from dlrnn.ops.checks import require, require_count, require_finite
+from dlrnn.nn.inputs import beyond
+from dlrnn.nn.mixer import Mixer
+from dlrnn.ops.checks import require, require_count
 
 Router = Literal["top", "threshold"]
 
@@ -23,7 +24,7 @@ DENSE_TOKENS = 512
 """Tokens that every expert sees at once where all of them are computed: bounds the memory."""
 
 
-class Experts(nn.Module):
+class Experts(Mixer[tuple[()]]):
     """`y_t = sum_e p_te FF_e(x_t)` over the experts e that serve token t; none, one or several.
 
     `FF_e(x) = down_e GELU(up_e x)` without biases, `p_t = softmax(scores x_t)` over the experts.
@@ -56,6 +57,11 @@ class Experts(nn.Module):
         dropout: probability, after the activation.
     """
 
+    reads_ahead: ClassVar[str] = (
+        "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
+        " router='threshold' can"
+    )
+
     threshold: Tensor
 
     def __init__(
@@ -74,6 +80,7 @@ class Experts(nn.Module):
         require(router in known, f"router must be one of {', '.join(known)}, not {router!r}")
         require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
         self.d_model, self.experts, self.d_ff, self.router = d_model, experts, d_ff, router
+        self.bidirectional = experts > 1 and router == "top"
         self.up = nn.Parameter(torch.empty(experts, d_model, d_ff))
         self.down = nn.Parameter(torch.empty(experts, d_ff, d_model))
         self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
@@ -88,11 +95,6 @@ class Experts(nn.Module):
             bound = weight.shape[1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
-    @property
-    def bidirectional(self) -> bool:
-        """Whether a token's answer depends on later tokens."""
-        return self.experts > 1 and self.router == "top"
-
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         sizes = f"d_model={self.d_model}, experts={self.experts}, d_ff={self.d_ff}"
@@ -100,34 +102,13 @@ class Experts(nn.Module):
 
     # ------------------------------------------------------------------------------ whole
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L H"],
-        state: tuple[()] | None = None,
-        *,
-        return_state: bool = False,
-        lengths: Integer[Tensor, " B"] | None = None,
-    ) -> Any:
-        """Every token for itself: the state is empty. `lengths` are those of a padded batch.
-
-        What lies beyond a sequence's length takes no expert's place, and the output there is 0.
-        """
-        check_input(x, ("B", "L", self.d_model), self.up)
-        if return_state or state is not None:
-            self._check_streams()
-        padding = None
-        if lengths is not None:
-            lengths = checked_lengths(x, lengths)
-            padding = beyond(x, lengths)  # [B, L, 1]
-        u = x if padding is None else x.masked_fill(padding, 0)
-        require_finite("x", u)
+    def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
+        """What lies beyond a sequence's length takes no expert's place."""
         if self.scores is None:
-            y = self._feed_forward(u.flatten(0, 1)[None])[0].view(x.shape)
+            y = self._feed_forward(u.flatten(0, 1)[None])[0].view(u.shape)
         else:
-            y = self._routed(u, padding, lengths)
-        y = y.to(x.dtype)
-        y = y if padding is None else y.masked_fill(padding, 0)
-        return (y, ()) if return_state else y
+            y = self._routed(u, lengths)
+        return y.to(u.dtype)
 
     def log_probabilities(self, x: Float[Tensor, "B L H"]) -> Float[Tensor, "B L N"]:
         """The router's `log p`, at least in fp32: in half precision many tokens would tie."""
@@ -135,7 +116,8 @@ class Experts(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return F.log_softmax(self.scores(x.to(self.up.dtype)), dim=-1)
 
-    def _routed(self, u: Tensor, padding: Tensor | None, lengths: Tensor | None) -> Tensor:
+    def _routed(self, u: Tensor, lengths: Tensor | None) -> Tensor:
+        padding = None if lengths is None else beyond(u, lengths)  # [B, L, 1]
         log_p = self.log_probabilities(u)  # [B, L, N]
         gates = log_p.exp()
         if self.router == "top":
@@ -220,23 +202,23 @@ class Experts(nn.Module):
 
     # ------------------------------------------------------------------------------ streaming
 
-    def initial_state(self, batch_size: int) -> tuple[()]:
+    def _initial_state(self, batch_size: int) -> tuple[()]:
         """Nothing: every token for itself, in a batch of any size."""
         del batch_size
-        self._check_streams()
         return ()
 
-    def step(
-        self, x: Float[Tensor, "B H"], state: tuple[()] | None = None
-    ) -> tuple[Float[Tensor, "B H"], tuple[()]]:
-        """One position: `y_t, state = layer.step(x_t, state)`."""
-        check_input(x, ("B", self.d_model), self.up)
-        y, state = self(x[:, None], state, return_state=True)
-        return y[:, 0], state
+    def _chunk(
+        self, u: Tensor, state: tuple[()] | None, lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[()]]:
+        del state
+        return self._whole(u, lengths), ()
 
-    def _check_streams(self) -> None:
-        require(
-            not self.bidirectional,
-            "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
-            " router='threshold' can",
-        )
+    def _step(self, u: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+        return self._whole(u[:, None], None)[:, 0], state
+
+    def _check_state(self, state: tuple[()], batch: int) -> None:
+        del batch
+        require(state == (), f"this layer's state is (), not a {type(state).__name__}")
+
+    def _parameter(self) -> Tensor:
+        return self.up

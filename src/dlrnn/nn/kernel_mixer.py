@@ -1,14 +1,14 @@
 """What every mixer that is a convolution shares: skip, activation, linear map, and streaming."""
 
-from typing import Any, ClassVar, Literal, cast, get_args, overload
+from typing import Any, Literal, cast, get_args
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
-from dlrnn.nn.inputs import beyond, check_input, checked_lengths
+from dlrnn.nn.mixer import Mixer
 from dlrnn.nn.streaming import (
     Modes,
     RecurrentState,
@@ -33,7 +33,7 @@ Activation = Literal["gelu", "silu", "relu", "identity"]
 KernelState = RecurrentState | OnlineState
 
 
-class KernelMixer(nn.Module):
+class KernelMixer(Mixer[KernelState]):
     """`y = conv(K, u) + D u`, then activation, dropout and a linear map of the channels.
 
     A subclass gives the kernel, [H, K] (2 H rows when bidirectional: the second half reads from
@@ -49,9 +49,6 @@ class KernelMixer(nn.Module):
         dropout: probability, after the activation.
         project: False leaves out activation, dropout and linear map: a linear layer.
     """
-
-    kernel_parameters: ClassVar[tuple[str, ...]] = ()
-    """The parameters that make the kernel: no weight decay, see `param_groups`."""
 
     def __init__(
         self,
@@ -150,60 +147,8 @@ class KernelMixer(nn.Module):
 
     # ------------------------------------------------------------------------------ whole
 
-    @overload
-    def forward(
-        self, x: Tensor, state: KernelState | None = ..., *, lengths: Tensor | None = ...
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: KernelState | None = ...,
-        *,
-        return_state: Literal[True],
-        lengths: Tensor | None = ...,
-    ) -> tuple[Tensor, KernelState]: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: KernelState | None = ...,
-        *,
-        return_state: bool,
-        lengths: Tensor | None = ...,
-    ) -> Tensor | tuple[Tensor, KernelState]: ...
-    def forward(
-        self,
-        x: Float[Tensor, "B L H"],
-        state: KernelState | None = None,
-        *,
-        return_state: bool = False,
-        lengths: Integer[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], KernelState]:
-        """Read x after `state`; `lengths` are the true lengths of a padded batch.
-
-        What lies beyond a sequence's length is ignored, and the output there is 0.
-        """
-        check_input(x, ("B", "L", self.d_model), self.D)
-        padding = None
-        if lengths is not None:
-            lengths = checked_lengths(x, lengths)
-            padding = beyond(x, lengths)
-        u = x if padding is None else x.masked_fill(padding, 0)
-        require_finite("x", u)
-        if return_state or state is not None:
-            self._check_streams()
-            if state is not None:
-                self._check_state(state, x.shape[0])
-            y, state = self._read_chunk(u.to(self.D.dtype), state, lengths)
-            y = self._mix(y.to(x.dtype))
-        else:
-            y = self._whole(u)
-        if padding is not None:
-            y = y.masked_fill(padding, 0)
-        return (y, cast("KernelState", state)) if return_state else y
-
-    def _whole(self, u: Tensor) -> Tensor:
+    def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
+        del lengths  # the zeros behind a sequence add nothing to it
         kernel = self.kernel(u.shape[1])
         right = self._with_skip(kernel[: self.d_model])
         left = kernel[self.d_model :] if self.bidirectional else None
@@ -230,30 +175,24 @@ class KernelMixer(nn.Module):
 
     # ------------------------------------------------------------------------------ streaming
 
-    def initial_state(self, batch_size: int) -> KernelState:
-        """The state before the first position."""
-        self._check_streams()
-        if isinstance(batch_size, float | str) or batch_size < 0:
-            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
+    def _initial_state(self, batch_size: int) -> KernelState:
         if self._streaming_states() is None:
             nothing = self.D.new_zeros(batch_size, 0, self.d_model)
             return ops.online_start(nothing, self._skip_kernel, self.kernel_length)
         return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
 
-    def step(
-        self, x: Float[Tensor, "B H"], state: KernelState | None = None
-    ) -> tuple[Float[Tensor, "B H"], KernelState]:
-        """One position: `y_t, state = layer.step(x_t, state)`.
-
-        Constant time and memory, wherever in the sequence; logarithmic time on average, and the
+    def _step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
+        """Constant time and memory, wherever in the sequence; logarithmic time on average, and the
         inputs kept, for a kernel that has no small recurrence.
         """
-        check_input(x, ("B", self.d_model), self.D)
-        require_finite("x", x)
-        state = self.initial_state(x.shape[0]) if state is None else state
-        self._check_state(state, x.shape[0])
-        y, state = self._read_step(x.to(self.D.dtype), state)
-        return self._mix(y.to(x.dtype)), state
+        y, state = self._read_step(u.to(self.D.dtype), state)
+        return self._mix(y.to(u.dtype)), state
+
+    def _chunk(
+        self, u: Tensor, state: KernelState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, KernelState]:
+        y, after = self._read_chunk(u.to(self.D.dtype), state, lengths)
+        return self._mix(y.to(u.dtype)), after
 
     def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
         if self._streaming_states() is None:
@@ -291,11 +230,8 @@ class KernelMixer(nn.Module):
 
     # ------------------------------------------------------------------------------ checks
 
-    def _check_streams(self) -> None:
-        require(
-            not self.bidirectional,
-            "a bidirectional layer reads the future: it has no state and cannot stream",
-        )
+    def _parameter(self) -> Tensor:
+        return self.D
 
     def _check_state(self, state: KernelState, batch: int) -> None:
         states = self._streaming_states()

@@ -125,13 +125,9 @@ class S4(KernelMixer):
     def _streaming_states(self) -> int | None:
         return None if self.kernel_length else self.d_state // 2
 
-    def initial_state(self, batch_size: int) -> KernelState:
-        """The state before the first position."""
+    def _initial_state(self, batch_size: int) -> KernelState:
         if self.kernel_length:
-            return super().initial_state(batch_size)
-        self._check_streams()
-        if isinstance(batch_size, float | str) or batch_size < 0:
-            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
+            return super()._initial_state(batch_size)
         return self._state(self.C.new_zeros(batch_size, *self.C.shape))
 
     def _state(self, x: Tensor) -> RecurrentState:

@@ -1,0 +1,94 @@
+"""A mixer of one's own: what `Mixer` gives to whoever says what is left."""
+
+import pytest
+import torch
+from support import DEVICE, assert_close
+from torch import nn
+
+from dlrnn.nn import Mixer
+from dlrnn.ops.checks import require_shape
+
+
+class Decaying(Mixer[torch.Tensor]):
+    """`s_t = (s_{t-1} + u_t) / 2`."""
+
+    def __init__(self, d_model, *, bidirectional=False):
+        super().__init__()
+        self.d_model, self.bidirectional = d_model, bidirectional
+        self.rate = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def _parameter(self):
+        return self.rate
+
+    def _whole(self, u, lengths):
+        return self._chunk(u, None, lengths)[0]
+
+    def _chunk(self, u, state, lengths):
+        before = self._initial_state(len(u)) if state is None else state
+        states = [before]
+        for u_t in u.unbind(1):
+            states.append(self.rate * (states[-1] + u_t))
+        every = torch.stack(states, dim=1)  # [B, L + 1, H]
+        last = every[:, -1] if lengths is None else every[range(len(u)), lengths]
+        return every[:, 1:], last
+
+    def _step(self, u, state):
+        y, state = self._chunk(u[:, None], state, None)
+        return y[:, 0], state
+
+    def _initial_state(self, batch_size):
+        return self.rate.new_zeros(batch_size, self.d_model)
+
+    def _check_state(self, state, batch):
+        require_shape("state", state, (batch, self.d_model))
+
+
+@pytest.fixture
+def layer():
+    return Decaying(3).to(DEVICE)
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
+
+
+def test_whole_is_chunks_is_steps(layer):
+    x = random(2, 7, 3)
+    whole = layer(x)
+    first, state = layer(x[:, :4], return_state=True)
+    assert_close(torch.cat((first, layer(x[:, 4:], state)), dim=1), whole, 1e-14)
+    for t in range(4, 7):
+        y, state = layer.step(x[:, t], state)
+        assert_close(y, whole[:, t], 1e-14)
+
+
+def test_padded_is_each_alone(layer):
+    x, lengths = random(2, 7, 3), torch.tensor([7, 4], device=DEVICE)
+    x[1, 4:] = float("nan")
+    y, state = layer(x, lengths=lengths, return_state=True)
+    alone, after = layer(x[1:, :4], return_state=True)
+    assert_close(y[1:, :4], alone, 1e-14)
+    assert_close(state[1:], after, 1e-14)
+    assert not y[1, 4:].any()
+
+
+def test_sentences(layer):
+    ahead = Decaying(3, bidirectional=True).to(DEVICE)
+    x = random(2, 7, 3)
+    for call, sentence in (
+        (lambda: ahead(x, return_state=True), "a bidirectional layer reads the future"),
+        (lambda: ahead.step(x[:, 0]), "a bidirectional layer reads the future"),
+        (lambda: layer(x[..., :2]), r"x must have the shape \[B, L, 3\], not \[2, 7, 2\]"),
+        (lambda: layer(x, random(5, 3)), r"state must have the shape \[2, 3\], not \[5, 3\]"),
+        (lambda: layer.initial_state(-1), "batch_size must be a whole number of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            call()
+
+
+def test_what_is_left_out_is_told():
+    class Half(Decaying):
+        _step = Mixer._step
+
+    with pytest.raises(TypeError, match=r"abstract.*_step"):
+        Half(3)
