@@ -95,18 +95,11 @@ def logits_of(task: Any, output: Tensor, batch: Batch) -> Tensor:
     return output
 
 
-class OneClass:
-    """For a task, before its base class: one answer a sequence, one of `d_output` classes."""
+class Classes:
+    """For a task, before its base class: every answer is one of `d_output` classes."""
 
-    kind: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
-    pooled: ClassVar[bool] = True
-
-    @property
-    def output_length(self) -> int:
-        """One answer."""
-        return 1
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy."""
@@ -119,3 +112,15 @@ class OneClass:
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Accuracy of one batch; average over batches."""
         return {"accuracy": accuracy(logits_of(self, output, batch), batch.targets)}
+
+
+class OneClass(Classes):
+    """And there is one answer a sequence."""
+
+    kind: ClassVar[str] = "classification"
+    pooled: ClassVar[bool] = True
+
+    @property
+    def output_length(self) -> int:
+        """One answer."""
+        return 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrnn._figures import new_figure
 from dlrnn.tasks import listops
-from dlrnn.tasks.classes import accuracy, counted, cross_entropy, logits_of
+from dlrnn.tasks.classes import Classes, OneClass
 from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY
 from dlrnn.tasks.sets import SetTask
 from dlrnn.tasks.task import IGNORED, Batch
@@ -23,7 +23,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 
 @dataclass(frozen=True)
-class _ListOps(SetTask):
+class _ListOps(Classes, SetTask):
     """Tokens in, padded on the right; ten classes out."""
 
     @abstractmethod
@@ -43,18 +43,6 @@ class _ListOps(SetTask):
     def d_output(self) -> int:
         """The digits."""
         return 10
-
-    def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
-        """Cross-entropy."""
-        return cross_entropy(logits_of(self, output, batch), batch.targets, totals)
-
-    def totals(self, batch: Batch) -> Tensor:
-        """Answers that count."""
-        return counted(batch.targets)
-
-    def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Accuracy of one batch; average over batches."""
-        return {"accuracy": accuracy(logits_of(self, output, batch), batch.targets)}
 
     def _tokens(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
         tokens = np.zeros((len(samples), self.input_length), dtype=np.int64)
@@ -100,8 +88,6 @@ class ListOpsSubTrees(_ListOps):
 
     name: ClassVar[str] = "listops-subtrees"
     kind: ClassVar[str] = "tagging"
-    metric: ClassVar[str] = "accuracy"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     probes: ClassVar[str] = "hierarchical computation, at every node"
     causal: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "values", "positions")
@@ -136,19 +122,15 @@ class ListOpsSubTrees(_ListOps):
 
 
 @dataclass(frozen=True)
-class ListOps(_ListOps):
+class ListOps(OneClass, _ListOps):
     """The value of an expression of 500 to 2000 tokens (Long Range Arena): one of ten classes.
 
     `[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]` is 6.
     """
 
     name: ClassVar[str] = "listops"
-    kind: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     probes: ClassVar[str] = "hierarchical computation"
     causal: ClassVar[bool] = False
-    pooled: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
 
     def spec(self) -> listops.ListOps:
@@ -159,11 +141,6 @@ class ListOps(_ListOps):
     def input_length(self) -> int:
         """The longest tree, padded."""
         return 2000
-
-    @property
-    def output_length(self) -> int:
-        """One answer."""
-        return 1
 
     def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
         tree = self.spec().draw(split, index)
