@@ -1,6 +1,8 @@
 import importlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -301,10 +303,22 @@ def test_wrong_things_people_type(tmp_path, capsys):
     assert "device 'mps' is not supported" in sentence(capsys, "doctor", "--device", "mps")
     assert "invalid choice: 'bnch'" in sentence(capsys, "bnch")
     assert "unrecognized arguments: --jsn" in sentence(capsys, "doctor", "--jsn")
+    assert "dlrnn sweep: error: unrecognized" in sentence(capsys, "sweep", "a", "--steps", "2")
     assert main([]) == 2
     assert "train" in capsys.readouterr().out  # the list of commands
     if not torch.cuda.is_available():
         assert "torch finds no CUDA device here" in sentence(capsys, "doctor", "--device", "cuda")
+
+
+@pytest.mark.parametrize("arguments", ["tasks", "recipes --json", "recipes table1"])
+def test_nobody_reads(arguments):
+    """`dlrnn tasks | true`: no word of it."""
+    command = [sys.executable, "-m", "dlrnn", *arguments.split()]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_python_dash_m():

@@ -130,6 +130,16 @@ def test_eval_draws(done, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["metrics"].keys() == {"loss", "R2"}
     assert (done / "eval-test.png").stat().st_size > 5000
+    assert main(["eval", str(done), *WHERE[2:]]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"test, at its best checkpoint (step {result['step']})"
+
+
+def test_eval_says_that_a_run_is_not_complete(done, tmp_path, capsys):
+    copy = shutil.copytree(done, tmp_path / "run")
+    (copy / "result.json").unlink()
+    assert main(["eval", str(copy), *WHERE[2:]]) == 0
+    assert ", so far: the run is not complete)" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_eval_where_nothing_can_be_written(done, capsys, monkeypatch):

@@ -37,6 +37,7 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
         "run": str(path),
         "split": split,
         "step": best_step(RunFolder(path)),
+        "complete": RunFolder(path).result is not None,
         "metrics": scores(model, task, held_out(task, config, split, where)),
         "breakdown": {},
         "pictures": [],

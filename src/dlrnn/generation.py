@@ -48,6 +48,7 @@ def write(
     model, _, _ = load_best(run, torch.device(device))
     assert isinstance(model, LanguageModel)
     limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    limits["vocabulary"] = tokenizer.get_vocab_size()
     words = torch.tensor(read, device=device)
     drawn = generate(causal(model), words, tokens, **limits, seed=seed)
     end, stream = end_token(tokenizer, path), DecodeStream(ids=read, skip_special_tokens=True)

@@ -278,6 +278,12 @@ def test_limits_of_a_generation():
         logits, state = model.step(torch.tensor([token], device=DEVICE), state)
 
 
+def test_a_tokenizer_may_have_fewer_tokens_than_the_model():
+    model, prompt = make(router="threshold"), words(5)
+    for limits in ({"temperature": 3.0}, {"temperature": 0.0}, {"top_k": 9}):
+        assert max(generate(model, prompt, 40, **limits, vocabulary=3)) < 3
+
+
 # ---------------------------------------------------------------------------------- errors
 
 

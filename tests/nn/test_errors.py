@@ -25,6 +25,8 @@ from dlrnn.nn import RecurrentState
         ),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
         ({"dt_min": 0.6}, "0 < dt_min <= dt_max must hold, not 0.6 and 0.5"),
+        ({"dropout": "0.1"}, "dropout must be at least 0 and below 1, not '0.1'"),
+        ({"dt_min": "a"}, "0 < dt_min <= dt_max must hold, not 'a' and 0.5"),
         ({"dt_min": 0.0}, "0 < dt_min <= dt_max must hold, not 0.0 and 0.5"),
         ({"real": True, "cast": "prod"}, "real=True has no imaginary part"),
         ({"bidirectional": "no"}, "bidirectional must be True or False, not 'no'"),

@@ -1,3 +1,5 @@
+import jaxtyping
+import pytest
 import torch
 from torch import nn
 
@@ -33,3 +35,9 @@ def test_shared_and_frozen_and_none():
     assert id(layer.D) not in listed
     assert groups[1]["lr"] == 1e-3
     assert [g["role"] for g in param_groups(nn.Linear(2, 2), lr=1.0)] == ["other"]
+
+
+def test_parameters_are_no_model(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=r"^param_groups takes a model, not a generator"):
+        param_groups(DLR(4, 6).parameters(), lr=1e-3)

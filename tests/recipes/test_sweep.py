@@ -59,7 +59,7 @@ def test_a_wrong_pattern_is_told_the_nearest(wrong, right):
     assert chosen([right])
 
 
-def test_a_sweep(small, tmp_path, monkeypatch):
+def test_a_sweep(small, tmp_path, monkeypatch, capsys):
     options = {"scale": "tiny", "out": tmp_path, "seeds": [0], "jobs": 2}
     broken = run_path(get("table1/cummax/dlr-1"), tmp_path, "tiny", 0)
     broken.mkdir(parents=True)
@@ -69,6 +69,9 @@ def test_a_sweep(small, tmp_path, monkeypatch):
     assert by_name["table1/cumsum/dlr-1"]["status"] == "done"
     assert by_name["table1/cummax/dlr-1"]["status"] == "broken"
     assert "is not empty" in by_name["table1/cummax/dlr-1"]["said"]
+    said = capsys.readouterr().err.splitlines()
+    assert "table1/cumsum/dlr-1, seed 0: done" in said
+    assert "table1/cummax/dlr-1, seed 0: broken" in said
     (broken / "something").unlink()
     done = run_path(get("table1/cumsum/dlr-1"), tmp_path, "tiny", 0)
     written = (done / "result.json").stat().st_mtime_ns

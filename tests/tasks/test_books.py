@@ -227,7 +227,10 @@ def no_validation(folder):
         (numbers, r"books: train/a.parquet row 0 is no text but int"),
         (bytestrings, r"books: train/a.parquet row 0 is no text but bytes"),
         (lists, r"books: train/a.parquet has lists in its column 'text'"),
-        (no_validation, r"holds no validation samples of pg19; books .* 16 tokens a split, was"),
+        (
+            no_validation,
+            r"holds no validation samples of pg19; a folder of books .* 16 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_imported_leaves_nothing(tmp_path, tokenizer, harm, sentence):

@@ -449,3 +449,9 @@ def test_the_bar_goes_to_stderr(tmp_path, capsys):
     with pytest.raises(ValueError, match="there is no folder"):
         data_cli.verify(tmp_path / "no")
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_not_a_terminal_gets_lines(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data_cli, "SECONDS_A_LINE", -1)
+    data_cli.build("listops", samples=30, workers=1, out=tmp_path / "set")
+    assert capsys.readouterr().err.splitlines()[-1] == "listops: 30 of 30 samples"

@@ -367,6 +367,7 @@ def test_folders_are_never_overwritten(tmp_path):
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     assert {k: v for k, v in before.items() if k != "result.json"} == after
     refused(tmp_path, "is not empty", config())
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "not even a lock"
     refused(tmp_path / "nothing", "there is no folder")
 
 

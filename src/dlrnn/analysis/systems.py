@@ -102,6 +102,8 @@ def write_modes(layer: DLR, system: System) -> None:
 
 def kronecker(a: System, b: System) -> System:
     """`lambda (x) lambda'` and `w (x) w'` channel by channel: its kernel is `K_k K'_k`."""
+    both = all(isinstance(each, System) for each in (a, b))
+    require(both, "kronecker takes two systems: `system_of(layer)` is a layer's")
     channels, others = a.w.shape[0], b.w.shape[0]
     require(
         channels == others,

@@ -1,6 +1,7 @@
 """The command `dlrnn`: parsing and printing only. torch is imported when a command runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,15 +17,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     given, rest = parser.parse_known_args(arguments)
     if rest and not getattr(given, "takes_overrides", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        getattr(given, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
     given.overrides = rest
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
     try:
         status: int = given.run(given)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print(f"\ndlrnn {given.command}: stopped", file=sys.stderr)
+        on = "; the same command goes on" if given.command in ("reproduce", "sweep") else ""
+        print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         said = str(error).partition("\n")[0] or type(error).__name__
         print(f"dlrnn {given.command}: {said}", file=sys.stderr)

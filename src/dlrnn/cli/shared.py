@@ -10,7 +10,7 @@ def command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentP
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

@@ -158,6 +158,8 @@ def _eval(given: argparse.Namespace) -> int:
     result = examine_run(given.run_folder, split=given.split, device=resolve(given.device))
     if given.json:
         return print_json(result)
+    so_far = "" if result["complete"] else ", so far: the run is not complete"
+    print(f"{given.split}, at its best checkpoint (step {result['step']}{so_far})")
     for name, value in result["metrics"].items():
         print(f"{name:>16}  {value:.4f}")
     for name, rows in result["breakdown"].items():

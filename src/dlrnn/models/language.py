@@ -295,12 +295,14 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    vocabulary: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
     """`count` tokens after a prompt, one by one as they are drawn; for DLR in constant time each.
 
     A token is drawn from `softmax(logits / temperature)`, the most likely one at temperature 0,
-    among the `top_k` most likely and among the fewest that have the probability `top_p` together.
+    among the `top_k` most likely and among the fewest that have the probability `top_p` together;
+    below `vocabulary`, if a tokenizer has fewer tokens than the model.
     It is a function of the logits and the seed on every device: drawing is done on the CPU.
     """
     require(model.causal, "router='top' reads the future: generation needs `causal(model)`")
@@ -311,12 +313,14 @@ def generate(
     require(fits, f"temperature must be finite and at least 0, not {temperature}")
     if top_k is not None:
         require_count("top_k", top_k)
+    if vocabulary is not None:
+        require_count("vocabulary", vocabulary)
     require(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}")
     model._check(prompt[None], ("B", "L"))
     choose = partial(likely, temperature=temperature, top_k=top_k, top_p=top_p)
     if len(prompt) + count <= (model.config.kernel_length or 0):
         model = _changed(model, kernel_length=None)  # the same up to there, with a smaller state
-    return _generate(model, prompt, count, choose, seed)
+    return _generate(model, prompt, count, lambda logits: choose(logits[:vocabulary]), seed)
 
 
 @torch.no_grad()

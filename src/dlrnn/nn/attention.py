@@ -16,6 +16,7 @@ from dlrnn.ops.checks import (
     require_device,
     require_dtype,
     require_flags,
+    require_probability,
     require_shape,
 )
 
@@ -69,7 +70,7 @@ class Attention(Mixer[KeyValueState]):
             f"d_model must be a multiple of 2 * heads (each head turns pairs of channels), and"
             f" {d_model} is not one of 2 * {heads}",
         )
-        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        require_probability("dropout", dropout)
         self.d_model, self.heads, self.bidirectional = d_model, heads, bidirectional
         self.glu, self.dropout_p = glu, dropout
         self.temperature = nn.Parameter(torch.empty(1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dlrnn import ops
 from dlrnn.nn.kernel_mixer import Activation, KernelMixer
 from dlrnn.nn.streaming import Modes
-from dlrnn.ops.checks import require, require_count, require_dtype, require_flags
+from dlrnn.ops.checks import require, require_count, require_dtype, require_flags, require_steps
 
 Cast = Literal["real", "prod"]
 
@@ -75,8 +75,7 @@ class DLR(KernelMixer):
         require_count("d_state", d_state)
         require_flags(real=real)
         require(cast in get_args(Cast), f"cast must be 'real' or 'prod', not {cast!r}")
-        bounded = 0 < dt_min <= dt_max < math.inf
-        require(bounded, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
+        require_steps(dt_min, dt_max)
         require(
             not (real and cast == "prod"),
             "real=True has no imaginary part, so cast='prod' would give a kernel of zeros",

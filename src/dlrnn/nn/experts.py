@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dlrnn.nn.inputs import beyond
 from dlrnn.nn.mixer import Mixer
-from dlrnn.ops.checks import require, require_count
+from dlrnn.ops.checks import require, require_count, require_probability
 
 Router = Literal["top", "threshold"]
 
@@ -78,7 +78,7 @@ class Experts(Mixer[tuple[()]]):
             require_count(name, value)
         known = get_args(Router)
         require(router in known, f"router must be one of {', '.join(known)}, not {router!r}")
-        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        require_probability("dropout", dropout)
         self.d_model, self.experts, self.d_ff, self.router = d_model, experts, d_ff, router
         self.bidirectional = experts > 1 and router == "top"
         self.up = nn.Parameter(torch.empty(experts, d_model, d_ff))

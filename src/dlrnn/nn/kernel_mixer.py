@@ -26,6 +26,7 @@ from dlrnn.ops.checks import (
     require_dtype,
     require_finite,
     require_flags,
+    require_probability,
     require_shape,
 )
 
@@ -70,7 +71,7 @@ class KernelMixer(Mixer[KernelState]):
             activation in get_args(Activation),
             f"activation must be one of {', '.join(get_args(Activation))}, not {activation!r}",
         )
-        require(0 <= dropout < 1, f"dropout must be at least 0 and below 1, not {dropout}")
+        require_probability("dropout", dropout)
         require(
             project or not (glu or dropout),
             "project=False is a linear layer: it takes neither glu nor dropout",

@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from dlrnn.ops.checks import require
+
 
 def param_groups(
     model: nn.Module, *, lr: float, weight_decay: float = 0.0, kernel_lr: float | None = None
@@ -15,6 +17,8 @@ def param_groups(
 
         torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.05, kernel_lr=1e-4))
     """
+    kind = type(model).__name__
+    require(isinstance(model, nn.Module), f"param_groups takes a model, not a {kind}")
     kernel = {
         id(parameter): parameter
         for module in model.modules()

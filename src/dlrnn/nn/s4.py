@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dlrnn import ops
 from dlrnn.nn.kernel_mixer import Activation, KernelMixer, KernelState
 from dlrnn.nn.streaming import RecurrentState
-from dlrnn.ops.checks import require, require_count, require_dtype
+from dlrnn.ops.checks import require, require_count, require_dtype, require_steps
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
 
@@ -78,8 +78,7 @@ class S4(KernelMixer):
         )
         require_count("d_state", d_state)
         require(d_state % 2 == 0, f"d_state must be even (conjugate pairs), not {d_state}")
-        bounded = 0 < dt_min <= dt_max < math.inf
-        require(bounded, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
+        require_steps(dt_min, dt_max)
         self.d_state, self.dt_min, self.dt_max = d_state, dt_min, dt_max
         self.log_decay = nn.Parameter(torch.empty(d_state // 2))
         self.frequency = nn.Parameter(torch.empty(d_state // 2))

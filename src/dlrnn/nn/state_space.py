@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dlrnn import ops
 from dlrnn.nn.kernel_mixer import Activation, KernelMixer
 from dlrnn.nn.streaming import Modes
-from dlrnn.ops.checks import require, require_dtype
+from dlrnn.ops.checks import require_dtype, require_steps
 
 
 class StateSpace(KernelMixer):
@@ -52,8 +52,7 @@ class StateSpace(KernelMixer):
             dropout=dropout,
             project=project,
         )
-        bounded = 0 < dt_min <= dt_max < math.inf
-        require(bounded, f"0 < dt_min <= dt_max must hold, not {dt_min} and {dt_max}")
+        require_steps(dt_min, dt_max)
         self.d_state, self.dt_min, self.dt_max = d_state, dt_min, dt_max
         self.log_decay = nn.Parameter(torch.empty(lambda_shape))
         self.frequency = nn.Parameter(torch.empty(lambda_shape))

@@ -30,6 +30,22 @@ def require_count(name: str, value: object) -> None:
     require(fits, f"{name} must be a whole number of at least 1, not {value!r}")
 
 
+def require_probability(name: str, value: object) -> None:
+    """Of dropping something: never everything."""
+    fits = _is_number(value) and 0 <= value < 1  # type: ignore[operator]
+    require(fits, f"{name} must be at least 0 and below 1, not {value!r}")
+
+
+def require_steps(dt_min: object, dt_max: object) -> None:
+    """Bounds that a logarithm can be drawn between."""
+    fits = _is_number(dt_min) and _is_number(dt_max) and 0 < dt_min <= dt_max < math.inf  # type: ignore[operator]
+    require(fits, f"0 < dt_min <= dt_max must hold, not {dt_min!r} and {dt_max!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def require_flags(**flags: object) -> None:
     """A string would be taken for True, "no" as well."""
     for name, value in flags.items():

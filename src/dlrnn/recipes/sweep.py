@@ -111,8 +111,11 @@ def _run(job: Job) -> str:
     """The last line that was said, nothing if all went well."""
     log = job.path.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{job.recipe.name}, seed {job.seed}"
+    print(f"{name}: begins, {log}", file=sys.stderr)
     with open(log, "a") as file:
         done = subprocess.run(job.command, stdout=file, stderr=file, check=False)
+    print(f"{name}: {'broken' if done.returncode else 'done'}", file=sys.stderr)
     if done.returncode == 0:
         return ""
     said = log.read_text().strip().splitlines()

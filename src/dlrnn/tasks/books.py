@@ -92,7 +92,8 @@ def books_set(tokenizer: Path | None = None, length: int = 4096) -> ImportedSet:
         parameters=told,
         rows=lambda path: _blocks(path, content, length),
         schema=pa.schema([pa.field("tokens", pa.list_(pa.field("token", kind, False)), False)]),
-        layout=f"books (.txt, or Parquet with a column text), more than {length} tokens a split,",
+        layout=f"a folder of books (.txt, or Parquet with a column text), more than {length} tokens"
+        " for each of train, validation and test (their folders, else by chance of a book's name),",
         splits=_SPLITS,
         shard_rows=2**12,
         group_rows=64,

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ SETS: dict[str, Callable[..., shards.Spec]] = {
     "path-x": pathfinder.path_x,
 }
 """Sets that can be built, by the name of their task."""
+
+SECONDS_A_LINE = 10
 
 
 def build(
@@ -95,7 +99,13 @@ def verify(folder: str | os.PathLike[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _bar(name: str, things: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr that starts when there is progress: before, a refusal is one sentence."""
+    """A bar on stderr that starts when there is progress: before, a refusal is one sentence. In a
+    pipe or a file, a line now and then.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(name, things)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -103,7 +113,7 @@ def _bar(name: str, things: str) -> Iterator[Callable[[int, int | None], None]]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=console)
     task = bar.add_task(name, total=None, rate="")
 
     def progress(done: int, total: int | None) -> None:
@@ -117,6 +127,19 @@ def _bar(name: str, things: str) -> Iterator[Callable[[int, int | None], None]]:
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+def _lines(name: str, things: str) -> Callable[[int, int | None], None]:
+    last = time.monotonic()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_A_LINE:
+            last = time.monotonic()
+            of = "" if total is None else f" of {total}"
+            print(f"{name}: {done}{of} {things}", file=sys.stderr)
+
+    return progress
 
 
 def found(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:

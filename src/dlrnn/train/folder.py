@@ -59,6 +59,12 @@ class RunFolder:
         write_whole(folder.path / CONFIG, config.to_json().encode())
         return folder
 
+    def check_foreign(self, files: Iterable[str]) -> None:
+        """Not even a lock goes into a folder that is somebody else's."""
+        there = self.path.is_dir() and not any((self.path / n).exists() for n in (CONFIG, LOCK))
+        if there and not self._is_bare([ENVIRONMENT, *files]):
+            raise ValueError(f"{self.path} is not empty; choose another --out")
+
     def _is_bare(self, files: Iterable[str]) -> bool:
         """Empty, or stopped before anything was trained."""
         first = {CONFIG, *files}

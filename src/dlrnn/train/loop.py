@@ -83,9 +83,12 @@ def _launched(
     model = make_model(known, task)
     with ExitStack() as stack:
         if fabric.is_global_zero:
+            files = task.files() if begins else {}
+            if begins:
+                folder.check_foreign(files)
             stack.enter_context(folder.locked())
             if begins:
-                RunFolder.create(folder.path, known, task.files())
+                RunFolder.create(folder.path, known, files)
             else:
                 folder.note_environment()
         fabric.barrier()

@@ -2,11 +2,13 @@
 
 import atexit
 import gc
+import inspect
 import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from dlrnn.train.sharded import sharded_strategy
 
@@ -37,7 +39,8 @@ def make_fabric(
     # process without a batch to evaluate never makes.
     strategy: Any = "auto"
     if here * machines > 1:
-        strategy = DDPStrategy(broadcast_buffers=False)
+        no_buffers: Any = {_buffers_in_forward(): False}
+        strategy = DDPStrategy(**no_buffers)
         atexit.register(_say_goodbye)
     if sharded:
         if here * machines == 1:
@@ -50,6 +53,13 @@ def make_fabric(
         strategy=strategy,
         precision=how[precision],
     )
+
+
+def _buffers_in_forward() -> str:
+    """Before torch 2.13 the option had another name."""
+    name = "forward_sync_buffers"
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    return name if name in known else "broadcast_buffers"
 
 
 def _say_goodbye() -> None:
