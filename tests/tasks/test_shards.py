@@ -439,7 +439,8 @@ def test_what_the_command_refuses(name, options, sentence, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_bar_goes_to_stderr(tmp_path, capsys):
+def test_the_bar_goes_to_stderr(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     out = data_cli.build("listops", samples=3, workers=1, out=tmp_path / "set")
     data_cli.verify(out)
     printed = capsys.readouterr()
