@@ -1,4 +1,4 @@
-"""Pictures; matplotlib, which takes most of a second to import, comes with the first one."""
+"""Pictures; matplotlib, which takes half a second to import, comes with the first one."""
 
 from typing import TYPE_CHECKING
 
