@@ -1,6 +1,7 @@
 import importlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -319,6 +320,23 @@ def test_nobody_reads(arguments):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_another_pipe_breaks(monkeypatch, capsys):
+    """Of a worker: that is worth a sentence."""
+
+    def broken(_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("dlrnn.cli.tasks._tasks", broken)
+    assert main(["tasks"]) == 2
+    assert capsys.readouterr().err == "dlrnn tasks: [Errno 32] Broken pipe\n"
+
+
+def test_closed_from_the_start():
+    command = f"{shlex.quote(sys.executable)} -m dlrnn recipes table4 >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_python_dash_m():

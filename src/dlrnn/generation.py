@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
-from dlrnn.tasks.books import end_token, make_tokenizer
+from dlrnn.tasks.books import end_token, make_tokenizer, vocabulary_of
 from dlrnn.tasks.shards import TOKENIZER
 from dlrnn.train import RunFolder, load_best
 
@@ -48,7 +48,7 @@ def write(
     model, _, _ = load_best(run, torch.device(device))
     assert isinstance(model, LanguageModel)
     limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    limits["vocabulary"] = tokenizer.get_vocab_size()
+    limits["vocabulary"] = vocabulary_of(tokenizer)
     words = torch.tensor(read, device=device)
     drawn = generate(causal(model), words, tokens, **limits, seed=seed)
     end, stream = end_token(tokenizer, path), DecodeStream(ids=read, skip_special_tokens=True)

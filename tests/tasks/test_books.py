@@ -3,6 +3,7 @@
 import hashlib
 import io
 import itertools
+import json
 import os
 import shutil
 import tarfile
@@ -240,6 +241,14 @@ def test_what_cannot_be_imported_leaves_nothing(tmp_path, tokenizer, harm, sente
         write_set(books_set(tokenizer, 16), source, tmp_path / "sets" / "a")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "sets").exists()
+
+
+def test_numbers_of_tokens_may_have_gaps():
+    sparse = json.loads(tiny_tokenizer())
+    sparse["model"]["vocab"] = {word: 3 * k for k, word in enumerate(sparse["model"]["vocab"])}
+    sparse["added_tokens"] = []
+    largest = max(sparse["model"]["vocab"].values())
+    assert books.vocabulary_of(make_tokenizer(json.dumps(sparse).encode(), "x")) == largest + 1
 
 
 def test_tokenizers_that_cannot_be(tmp_path, tokenizer):

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -17,25 +18,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     given, rest = parser.parse_known_args(arguments)
     if rest and not getattr(given, "takes_overrides", False):
-        getattr(given, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
+        given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     given.overrides = rest
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
     try:
         status: int = given.run(given)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except KeyboardInterrupt:
         on = "; the same command goes on" if given.command in ("reproduce", "sweep") else ""
         print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 1
         said = str(error).partition("\n")[0] or type(error).__name__
         print(f"dlrnn {given.command}: {said}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
     return status
+
+
+def _nobody_reads() -> bool:
+    """What is printed goes into a pipe whose reader has gone, as in `| head`: to nowhere, then."""
+    try:
+        handle = sys.stdout.fileno()
+    except (AttributeError, OSError):  # closed, or no file at all
+        return False
+    end = select.poll()
+    end.register(handle, select.POLLOUT)
+    if not any(event & select.POLLERR for _, event in end.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

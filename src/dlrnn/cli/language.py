@@ -12,7 +12,7 @@ def add(commands: Any) -> None:
     writes = commands.add_parser(
         "generate", help="a language model of a run writes", allow_abbrev=False
     )
-    writes.set_defaults(run=_generate)
+    writes.set_defaults(run=_generate, parser=writes)
     writes.add_argument("run_folder", type=Path, metavar="RUN")
     writes.add_argument("--prompt", required=True, metavar="TEXT")
     writes.add_argument("--tokens", type=count, default=200, help="at most; default: 200")
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
     text = "the best model of a run as a folder for from_pretrained, or on the Hub"
     exported = commands.add_parser("export", help=text, description=text, allow_abbrev=False)
-    exported.set_defaults(run=_export)
+    exported.set_defaults(run=_export, parser=exported)
     exported.add_argument("run_folder", type=Path, metavar="RUN")
     exported.add_argument("out", type=Path, metavar="DIR")
     exported.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hub, too")

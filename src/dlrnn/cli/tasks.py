@@ -12,7 +12,7 @@ _REAL = "text, retrieval, listops, pathfinder, path-x, speech-commands or pg19"
 def add(commands: Any) -> None:
     """Their parsers."""
     tasks = commands.add_parser("tasks", help="the test-bed: a table, or a picture of a task")
-    tasks.set_defaults(run=_tasks)
+    tasks.set_defaults(run=_tasks, parser=tasks)
     tasks.add_argument("--json", action="store_true", help="print JSON instead of a table")
     pictures = tasks.add_subparsers(dest="picture", metavar="preview")
     preview = pictures.add_parser("preview", help="draw a sample", allow_abbrev=False)
@@ -23,14 +23,14 @@ def add(commands: Any) -> None:
     text = "of a set on disk, which real data needs; default: drawn on the spot"
     preview.add_argument("--folder", type=Path, metavar="DIR", help=text)
     preview.add_argument("--seed", type=int, default=0)
-    preview.set_defaults(run=_preview)
+    preview.set_defaults(run=_preview, parser=preview)
 
     data = commands.add_parser(
         "data", help="sets on disk: build, import, fetch, verify, list", allow_abbrev=False
     )
     actions = data.add_subparsers(dest="action", required=True, metavar="WHAT")
     build = actions.add_parser("build", help="make a set, or finish one", allow_abbrev=False)
-    build.set_defaults(run=_data_build)
+    build.set_defaults(run=_data_build, parser=build)
     build.add_argument(
         "name",
         metavar="NAME",
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     build.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
     text = "make a set of what you have: a folder or an archive"
     imported = actions.add_parser("import", help=text, description=text, allow_abbrev=False)
-    imported.set_defaults(run=_data_import)
+    imported.set_defaults(run=_data_import, parser=imported)
     imported.add_argument("name", metavar="NAME", help=_REAL)
     imported.add_argument("path", type=Path, metavar="PATH")
     text = "a tokenizer.json, which pg19 needs: T5's in the paper"
@@ -51,12 +51,12 @@ def add(commands: Any) -> None:
     imported.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
     text = "download an official release and import it"
     fetch = actions.add_parser("fetch", help=text, description=text, allow_abbrev=False)
-    fetch.set_defaults(run=_data_fetch)
+    fetch.set_defaults(run=_data_fetch, parser=fetch)
     fetch.add_argument("name", metavar="NAME", help=_REAL)
     fetch.add_argument("--tokenizer", type=Path, metavar="FILE", help="as for import")
     fetch.add_argument("--out", type=Path, metavar="DIR", help="default: data/NAME")
     verify = actions.add_parser("verify", help="check every hash and count", allow_abbrev=False)
-    verify.set_defaults(run=_data_verify)
+    verify.set_defaults(run=_data_verify, parser=verify)
     verify.add_argument("folder", type=Path, metavar="DIR")
     command(actions, "list", _data_list, "the sets in data/")
 

@@ -42,7 +42,9 @@ class Attention(Mixer[KeyValueState]):
 
         layer = Attention(d_model=64, heads=4)
         y, state = layer(x, return_state=True)        # read a prefix [B, L, 64] ...
-        y_t, state = layer.step(x_t, state)           # ... and go on; keys and values are kept
+        y_t, state = layer.step(x_t, state)           # ... and go on; keys and values are kept,
+
+    and the time of a step is linear in how many they are.
 
     Args:
         d_model: channels, H; a multiple of 2 * heads.
@@ -133,12 +135,11 @@ class Attention(Mixer[KeyValueState]):
     def _chunk(
         self, u: Tensor, state: KeyValueState | None, lengths: Tensor | None
     ) -> tuple[Tensor, KeyValueState]:
-        state = self._initial_state(u.shape[0]) if state is None else state
+        state = self.initial_state(u.shape[0]) if state is None else state
         y, after = self._read(u, state, lengths)
         return self._mix(u, y), after
 
     def _step(self, u: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
-        """Time linear in what is kept."""
         y, after = self._chunk(u[:, None], state, None)
         return y[:, 0], after
 

@@ -47,7 +47,8 @@ class Experts(Mixer[tuple[()]]):
     Work: "top", and "threshold" in training, gather the tokens of each expert into one product of
     matrices for all experts. There an expert of a "threshold" layer has ceil(2 n / N) places, and
     those who come first take them (causal still). In evaluation it has no limit, so that whole =
-    chunks = steps, and every expert is computed for every token: N times the work.
+    chunks = steps, and every expert is computed for every token: N times the work. What lies beyond
+    a sequence's length takes no expert's place.
 
     Args:
         d_model: channels, H.
@@ -80,7 +81,6 @@ class Experts(Mixer[tuple[()]]):
         require(router in known, f"router must be one of {', '.join(known)}, not {router!r}")
         require_probability("dropout", dropout)
         self.d_model, self.experts, self.d_ff, self.router = d_model, experts, d_ff, router
-        self.bidirectional = experts > 1 and router == "top"
         self.up = nn.Parameter(torch.empty(experts, d_model, d_ff))
         self.down = nn.Parameter(torch.empty(experts, d_ff, d_model))
         self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
@@ -95,6 +95,11 @@ class Experts(Mixer[tuple[()]]):
             bound = weight.shape[1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
+    @property
+    def bidirectional(self) -> bool:  # type: ignore[override]
+        """Whether a token's answer depends on later tokens."""
+        return self.experts > 1 and self.router == "top"
+
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         sizes = f"d_model={self.d_model}, experts={self.experts}, d_ff={self.d_ff}"
@@ -103,7 +108,6 @@ class Experts(Mixer[tuple[()]]):
     # ------------------------------------------------------------------------------ whole
 
     def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
-        """What lies beyond a sequence's length takes no expert's place."""
         if self.scores is None:
             y = self._feed_forward(u.flatten(0, 1)[None])[0].view(u.shape)
         else:
@@ -216,9 +220,10 @@ class Experts(Mixer[tuple[()]]):
     def _step(self, u: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
         return self._whole(u[:, None], None)[:, 0], state
 
-    def _check_state(self, state: tuple[()], batch: int) -> None:
+    def _check_state(self, state: object, batch: int) -> None:
         del batch
-        require(state == (), f"this layer's state is (), not a {type(state).__name__}")
+        kind = type(state).__name__
+        require(isinstance(state, tuple) and not state, f"this layer's state is (), not a {kind}")
 
     def _parameter(self) -> Tensor:
         return self.up

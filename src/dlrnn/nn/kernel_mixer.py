@@ -39,7 +39,8 @@ class KernelMixer(Mixer[KernelState]):
 
     A subclass gives the kernel, [H, K] (2 H rows when bidirectional: the second half reads from
     right to left), and, if its kernel is a sum of `W lambda^k`, the modes that make it stream as a
-    recurrence. Any other kernel streams by online convolution.
+    recurrence: a step takes constant time and memory, wherever in the sequence. Any other kernel
+    streams by online convolution: logarithmic time on average, and the inputs are kept.
 
     Args:
         d_model: channels, H.
@@ -183,9 +184,6 @@ class KernelMixer(Mixer[KernelState]):
         return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
 
     def _step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
-        """Constant time and memory, wherever in the sequence; logarithmic time on average, and the
-        inputs kept, for a kernel that has no small recurrence.
-        """
         y, state = self._read_step(u.to(self.D.dtype), state)
         return self._mix(y.to(u.dtype)), state
 

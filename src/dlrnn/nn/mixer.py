@@ -93,8 +93,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """One position: `y_t, state = layer.step(x_t, state)`."""
         check_input(x, ("B", self.d_model), self._parameter())
         require_finite("x", x)
-        state = self.initial_state(x.shape[0]) if state is None else state
         self._check_streams()
+        state = self.initial_state(x.shape[0]) if state is None else state
         self._check_state(state, x.shape[0])
         return self._step(x, state)
 

@@ -1,6 +1,7 @@
 """Bad input gets one clear sentence, before any work starts."""
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def require_steps(dt_min: object, dt_max: object) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def require_flags(**flags: object) -> None:

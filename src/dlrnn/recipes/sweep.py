@@ -115,7 +115,8 @@ def _run(job: Job) -> str:
     print(f"{name}: begins, {log}", file=sys.stderr)
     with open(log, "a") as file:
         done = subprocess.run(job.command, stdout=file, stderr=file, check=False)
-    print(f"{name}: {'broken' if done.returncode else 'done'}", file=sys.stderr)
+    ended = {0: "done", 130: "stopped"}.get(done.returncode, "broken")
+    print(f"{name}: {ended}", file=sys.stderr)
     if done.returncode == 0:
         return ""
     said = log.read_text().strip().splitlines()

@@ -67,6 +67,11 @@ def make_tokenizer(content: bytes, where: str | Path) -> "Tokenizer":
     return tokenizer
 
 
+def vocabulary_of(tokenizer: "Tokenizer") -> int:
+    """Its largest number and one more: there may be gaps."""
+    return max(tokenizer.get_vocab().values(), default=0) + 1
+
+
 def end_token(tokenizer: "Tokenizer", where: str | Path) -> int:
     """The token behind a book."""
     found = (tokenizer.token_to_id(name) for name in _ENDS)
@@ -84,7 +89,7 @@ def books_set(tokenizer: Path | None = None, length: int = 4096) -> ImportedSet:
     content = None if tokenizer is None else read_tokenizer(tokenizer)
     told: dict[str, Any] = {"length": length}
     if content is not None:
-        tokens = make_tokenizer(content, str(tokenizer)).get_vocab_size()
+        tokens = vocabulary_of(make_tokenizer(content, str(tokenizer)))
         told |= {"vocabulary": tokens, "tokenizer": hashlib.sha256(content).hexdigest()}
     kind = pa.uint16() if told.get("vocabulary", _T5) <= 2**16 else pa.uint32()
     return ImportedSet(

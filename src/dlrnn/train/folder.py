@@ -60,7 +60,7 @@ class RunFolder:
         return folder
 
     def check_foreign(self, files: Iterable[str]) -> None:
-        """Not even a lock goes into a folder that is somebody else's."""
+        """Before anything is written, even a lock: a folder that does not look like a run's."""
         there = self.path.is_dir() and not any((self.path / n).exists() for n in (CONFIG, LOCK))
         if there and not self._is_bare([ENVIRONMENT, *files]):
             raise ValueError(f"{self.path} is not empty; choose another --out")

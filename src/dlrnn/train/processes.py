@@ -56,7 +56,7 @@ def make_fabric(
 
 
 def _buffers_in_forward() -> str:
-    """Before torch 2.13 the option had another name."""
+    """The option's name; before torch 2.13 it was another, and kept buffers as they began, too."""
     name = "forward_sync_buffers"
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     return name if name in known else "broadcast_buffers"

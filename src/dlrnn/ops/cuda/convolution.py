@@ -350,7 +350,7 @@ def _kernel_points(partial: Tensor, plan: Rows) -> None:
 
 def _kernel_entries(points: Tensor, d_right: Tensor, d_left: Tensor, plan: Rows) -> None:
     channels, threads = d_right.shape[0], plan.members
-    _load_kernel(plan, "kernel_entries", points.device)(
+    _load(plan, "kernel_entries", plan.kernel_teams, 0, points.device)(
         *(channels * plan.ring // (2 * threads), threads, points, d_right, d_left),
         *(ring_tables(plan, points.device)[0], d_right.shape[1], d_left.shape[1]),
     )

@@ -185,7 +185,10 @@ function explore() {
     if (!known.has(run.value)) {
       const script = document.createElement("script");
       script.src = `layers/${run.value}.js`;
-      script.onerror = () => { facts.textContent = "The layers of this run are missing."; };
+      script.onerror = () => {
+        facts.textContent = "The layers of this run are missing.";
+        room.ariaBusy = "false";
+      };
       room.ariaBusy = "true"; // what is drawn is still the run before
       document.head.append(script);
       return;
