@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dlrnn import ops
-from dlrnn.ops.cuda import convolution, long_convolution
+from dlrnn.ops.cuda import convolution, long_convolution, rings
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
@@ -44,18 +44,18 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
 
 
-ROWS = [(2**k, 2**k) for k in range(convolution.SHORTEST, convolution.LONGEST + 1)]
+ROWS = [(2**k, 2**k) for k in range(rings.SHORTEST, convolution.LONGEST + 1)]
 
 
 @pytest.mark.parametrize("rows", [*ROWS, (8192, 16384), (12288, 16384)])
 def test_rows_fit(rows):
-    plan = convolution.Rows(*rows)
+    plan = rings.Rows(*rows)
     assert plan.ring * plan.rings == plan.size
     assert plan.teams * plan.members % 32 == 0
     for size in (plan.forward_bytes, plan.backward_bytes):
         assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
     assert plan.largest_bytes <= convolution.HOPPER_BYTES
-    tables, starts = convolution.ring_tables(plan, torch.device("cpu"))
+    tables, starts = rings.ring_tables(plan, torch.device("cpu"))
     assert len(tables) == 32 + plan.rings * (plan.rings + 36) + (1 + plan.rings) * 2 * plan.members
     assert starts.shape == (plan.rings, plan.members, 2)
     for pairs in (tables.view(-1, 2), starts.view(-1, 2)):
@@ -65,10 +65,10 @@ def test_rows_fit(rows):
 def test_as_few_rings_as_do():
     kernel = torch.empty(1, 16384)
     sizes = [(4096, 4096), (8192, 1), (16384, 16384), (16384, 8193), (16384, 1), (9000, 7385)]
-    plans = [convolution.rows_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
+    plans = [rings.rows_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
     assert [plan.rings for plan in plans] == [1, 2, 4, 3, 2, 2]
-    assert convolution.rows_for(16384, kernel[:, :1], kernel[:, :8192]).rings == 3
-    assert convolution.rows_for(16384, kernel[:, :1], kernel[:, :8193]).rings == 4
+    assert rings.rows_for(16384, kernel[:, :1], kernel[:, :8192]).rings == 3
+    assert rings.rows_for(16384, kernel[:, :1], kernel[:, :8193]).rings == 4
 
 
 @pytest.mark.parametrize(("rings", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)])

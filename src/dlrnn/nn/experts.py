@@ -96,7 +96,7 @@ class Experts(Mixer[tuple[()]]):
             nn.init.uniform_(weight, -bound, bound)
 
     @property
-    def bidirectional(self) -> bool:  # type: ignore[override]
+    def bidirectional(self) -> bool:  # type: ignore[override]  # others are told, this one follows
         """Whether a token's answer depends on later tokens."""
         return self.experts > 1 and self.router == "top"
 

@@ -33,18 +33,19 @@ def require_count(name: str, value: object) -> None:
 
 def require_probability(name: str, value: object) -> None:
     """Of dropping something: never everything."""
-    fits = _is_number(value) and 0 <= value < 1  # type: ignore[operator]
+    fits = 0 <= _number(value) < 1
     require(fits, f"{name} must be at least 0 and below 1, not {value!r}")
 
 
 def require_steps(dt_min: object, dt_max: object) -> None:
     """Bounds that a logarithm can be drawn between."""
-    fits = _is_number(dt_min) and _is_number(dt_max) and 0 < dt_min <= dt_max < math.inf  # type: ignore[operator]
+    fits = 0 < _number(dt_min) <= _number(dt_max) < math.inf
     require(fits, f"0 < dt_min <= dt_max must hold, not {dt_min!r} and {dt_max!r}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _number(value: object) -> float:
+    """What is none is NaN, which is within no bounds."""
+    return float(value) if isinstance(value, Real) else math.nan
 
 
 def require_flags(**flags: object) -> None:
