@@ -87,13 +87,13 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     """One update as the training loop makes it: median of `repeats`.
 
     A GPU is waited for after several: in the loop it works while the host goes ahead. Batches of
-    the host are made before: in the loop they are made beside a step.
+    the host are made before, and used again: in the loop they are made beside a step.
     """
     step, times = _step(config, device), []
     many = 20 if step.task.on_device else 5
     together, warm = (many, 1) if device.type == "cuda" else (1, 6)
+    parts = [None if step.task.on_device else step.samples(k) for k in range(together)]
     for first in range(0, (repeats + warm) * together, together):
-        parts = [None if step.task.on_device else step.samples(first + k) for k in range(together)]
         synchronize(device)
         start = time.perf_counter()
         for k, part in enumerate(parts):

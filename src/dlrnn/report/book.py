@@ -180,7 +180,10 @@ class Table:
         return [cell for cell in places if cell is not None and cell.paper]
 
 
-OTHERS = {"dlr-1-works": "DLR, 1 layer, L 4096, rate 4e-5"}
+OTHERS = {
+    "dlr-1-works": "DLR, 1 layer, L 4096, rate 4e-5",
+    "attention-1-longer": "Attention, 1 layer, L 4096, 160000 steps",
+}
 """Recipes that are in no column of the paper."""
 
 
