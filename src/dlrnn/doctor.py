@@ -155,6 +155,14 @@ def _thin_linear(device: torch.device) -> _Case:
     return lambda: ops.linear(x, weight, bias), expected
 
 
+def _rotate(device: torch.device) -> _Case:
+    x, positions = _signal(device, 2, LENGTH, 3, 16), torch.arange(LENGTH, device=device)[None]
+    return (
+        lambda: ops.rotate(x, positions),
+        lambda: reference.rotate(x.cpu(), positions.cpu()),
+    )
+
+
 def _zero_order_hold(device: torch.device) -> _Case:
     _, Lambda = _modes(device)
     dt = _signal(device, ROWS).abs() + 0.1
@@ -203,6 +211,7 @@ _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "mix": _mix,
     "layer_norm": _layer_norm,
     "thin_linear": _thin_linear,
+    "rotate": _rotate,
     "zero_order_hold": _zero_order_hold,
     "sections": _sections,
     "step": _step,

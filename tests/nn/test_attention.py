@@ -10,8 +10,8 @@ from support import DEVICE, assert_close, gradients, run_python
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlrnn import ops
 from dlrnn.nn import Attention, AttentionFF, KeyValueState, LocalAttention, RecurrentState
-from dlrnn.nn.rotary import rotate
 
 H = 8
 CAUSAL = [
@@ -125,7 +125,7 @@ def test_scores_depend_on_differences_of_positions_alone():
 
     def score(a, b):
         a, b = (torch.tensor([[position]], device=DEVICE) for position in (a, b))
-        return (rotate(q, a) * rotate(k, b)).sum(-1)
+        return (ops.rotate(q, a) * ops.rotate(k, b)).sum(-1)
 
     assert_close(score(2**20 + 17, 2**20 + 4), score(13, 0), 1e-6)
     assert_close(score(5, 5), (q * k).sum(-1), 1e-6)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from dlrnn import ops
 from dlrnn.models.config import Norm
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.ends import SumNorm
 from dlrnn.nn.experts import Experts, Router
-from dlrnn.nn.rotary import rotate
 from dlrnn.ops.checks import require, require_count, require_shape
 
 LanguageMixer = Literal["dlr", "attention"]
@@ -132,7 +132,7 @@ class HeadAttention(Attention):
     ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
         parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_head))
         turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
-        q, k = rotate(turning, positions).chunk(2, dim=2)
+        q, k = ops.rotate(turning, positions).chunk(2, dim=2)
         q = (q * self.temperature).to(q.dtype)
         return q.flatten(2), k.flatten(2), v.flatten(2)
 

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.nn.mixer import Mixer
-from dlrnn.nn.rotary import rotate
 from dlrnn.ops.checks import (
     require,
     require_count,
@@ -104,7 +103,7 @@ class Attention(Mixer[KeyValueState]):
         """Queries with the temperature and keys, both rotated, and values."""
         parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_model // self.heads))
         turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
-        q, k = rotate(turning, positions).chunk(2, dim=2)
+        q, k = ops.rotate(turning, positions).chunk(2, dim=2)
         q = (q * self.temperature).to(q.dtype)
         return q.flatten(2), k.flatten(2), v.flatten(2)
 

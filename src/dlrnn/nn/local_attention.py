@@ -53,8 +53,8 @@ class LocalAttention(Attention):
         length, chunk = q.shape[1], self.chunk
         if length <= chunk:
             return super()._attend(q, k, v, lengths)
-        missing = -length % chunk
-        q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
+        if missing := -length % chunk:
+            q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
         if self.bidirectional:
             return self._both_sides(q, k, v, lengths, length)[:, :length]
         return self._past(q, k, v)[:, :length]

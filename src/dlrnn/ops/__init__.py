@@ -12,6 +12,7 @@ from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.products import prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step
+from dlrnn.ops.rotary import rotate
 from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 from dlrnn.ops.zero_order_hold import zero_order_hold
@@ -37,6 +38,7 @@ __all__ = [
     "powers",
     "prod_modes",
     "response",
+    "rotate",
     "step",
     "use_backend",
     "vandermonde",

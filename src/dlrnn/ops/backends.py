@@ -23,6 +23,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "mix": ("fused", "torch"),
     "layer_norm": ("fused", "torch"),
     "thin_linear": ("fused", "torch"),
+    "rotate": ("fused", "torch"),
     "zero_order_hold": ("fused", "torch"),
     "sections": ("fused", "torch"),
     "step": ("torch",),

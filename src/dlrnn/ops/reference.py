@@ -74,3 +74,18 @@ def recurrence(
         x = lam * x + u[:, k, :, None]
         y.append((W * x).sum(-1).real)
     return torch.stack(y, dim=1), torch.view_as_real(x)
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """`(a_k + i b_k) exp(i position 10000^(-k / half))`; the halves of a head are a and b.
+
+    x [B, L, heads, d], positions [B, L] or [1, L].
+    """
+    half = x.shape[-1] // 2
+    parts = []
+    for k in range(half):
+        angle = positions.double() * 10000.0 ** (-k / half)
+        z = torch.complex(x[..., k].double(), x[..., half + k].double())
+        parts.append(z * torch.exp(1j * angle)[..., None])
+    z = torch.stack(parts, dim=-1)
+    return torch.cat((z.real, z.imag), dim=-1)
