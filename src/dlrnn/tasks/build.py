@@ -61,9 +61,8 @@ def build_set(
     _check_folder(folder, header)
     _check_space(folder, spec)
     shards = _shards(spec)
-    if not (
-        folder / MANIFEST
-    ).exists():  # a spec that cannot be met ends here; what numba compiles is there for all workers
+    if not (folder / MANIFEST).exists():
+        # A spec that cannot be met ends here; what numba compiles is there for all workers.
         spec.table(shards[0].split, shards[0].rows[:1], {})
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
