@@ -31,6 +31,14 @@ for batch, length, heads, d, own, wide in [
         assert (have - want).abs().max() <= 1e-6 + 2e-3 * (dtype == torch.float16), (batch, dtype)
         strided = x.to(dtype).transpose(2, 3).contiguous().transpose(2, 3)
         assert (kernels.turn(strided, angles.cos(), angles.sin()) == have).all()
+x, angles = torch.randn(2, 5, 3, 6).requires_grad_(), torch.randn(2, 5, 3)
+dout = torch.randn(x.shape)
+gradients = [
+    torch.autograd.grad(turn(x, angles.cos(), angles.sin()), x, dout)[0]
+    for turn in (rotary._turned, rotary.turn)
+]
+assert (gradients[0] - gradients[1]).abs().max() < 1e-6
+torch.library.opcheck(rotary._turned, (x, angles.cos(), angles.sin()))
 assert not kernels.supports(torch.zeros(1, 1, 1, 3))
 assert not kernels.supports(torch.zeros(1, 0, 1, 4))
 assert not kernels.supports(torch.zeros(1, 1, 1, 4).double())
@@ -76,11 +84,12 @@ def test_kernel_in_the_interpreter():
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("shape", [(16, 4096, 8, 32), (3, 1000, 2, 6), (1, 5, 3, 128)])
-def test_on_a_gpu(shape, dtype):
+def test_on_a_gpu(shape, own, dtype):
     wide = random(*shape[:2], shape[2] + 1, shape[3]).to(dtype)
     x = wide[:, :, :-1].requires_grad_()
-    positions = torch.arange(shape[1], device=DEVICE)[None]
+    positions = torch.arange(shape[1], device=DEVICE).expand(shape[0] if own else 1, -1)
     dout = random(*shape).to(dtype)
 
     def answers(rotate):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.ops.backends import backend_for
-from dlrnn.ops.checks import require
+from dlrnn.ops.checks import in_transform, require
 
 
 def layer_norm(
@@ -40,7 +40,7 @@ def _is_fused(*tensors: Tensor | None) -> bool:
     given = [t for t in tensors if t is not None]
     if not all(t.is_cuda and t.dtype == torch.float32 for t in given):
         return False
-    if backend_for("layer_norm")[0] != "fused":
+    if in_transform() or backend_for("layer_norm")[0] != "fused":
         return False
     from dlrnn.ops.triton import layer_norm as kernels
 

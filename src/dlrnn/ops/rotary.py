@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.backends import backend_for
+from dlrnn.ops.checks import in_transform
 
 BASE = 10000.0
 
@@ -36,7 +37,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _is_fused(x: Tensor) -> bool:
-    if not x.is_cuda or backend_for("rotate")[0] != "fused":
+    if not x.is_cuda or in_transform() or backend_for("rotate")[0] != "fused":
         return False
     from dlrnn.ops.triton import rotary as kernels
 

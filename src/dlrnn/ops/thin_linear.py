@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.ops.backends import backend_for
+from dlrnn.ops.checks import in_transform
 
 
 def linear(
@@ -28,7 +29,9 @@ def linear(
 def _is_fused(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     if not all(t.is_cuda and t.dtype == torch.float32 for t in (x, weight, bias)):
         return False
-    if torch.is_autocast_enabled("cuda") or backend_for("thin_linear")[0] != "fused":
+    if torch.is_autocast_enabled("cuda") or in_transform():
+        return False
+    if backend_for("thin_linear")[0] != "fused":
         return False
     from dlrnn.ops.triton import thin_linear as kernels
 

@@ -8,9 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
+
 QUERIES, KEYS = 8, 512  # a tile of products
 
 
+@on_its_device
 def largest_product(query: Tensor, key: Tensor) -> Tensor:
     """The place j <= i of the largest `<q_i, k_j>`: [B, L, D] twice -> int64 [B, L]."""
     batch, length, width = query.shape
@@ -64,6 +67,7 @@ def _search(  # noqa: PLR0917
     tl.store(best + tl.program_id(1) * LENGTH + i, place, mask=i < LENGTH)
 
 
+@on_its_device
 def product_of_reflections(vectors: Tensor) -> Tensor:
     """`(I - 2 v_1 v_1^T) ... (I - 2 v_K v_K^T)` of unit vectors, the rows of [B, K, N]."""
     batch, count, size = vectors.shape

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
 from dlrnn.ops.dplr import DPLR
 from dlrnn.ops.pairs import conjugate
 from dlrnn.ops.triton.sections import _times
@@ -22,6 +23,7 @@ HEIGHT = 16  # rows that a matrix product has at least
 WARPS = 8
 
 
+@on_its_device
 def weights(system: DPLR, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[H, 4 R + 4, M], a and b [H, M], and C as corrected for the length; R 1 or 2."""
     Lambda, P, B, C, dt = system
@@ -42,6 +44,7 @@ def weights(system: DPLR, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return result, a, b, corrected
 
 
+@on_its_device
 def gradients(
     grads: tuple[Tensor, ...], system: DPLR, corrected: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

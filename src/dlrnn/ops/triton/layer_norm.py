@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
 from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
 
@@ -26,6 +27,7 @@ def supports(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and 0 < x.shape[-1] <= LARGEST and x.numel() > 0
 
 
+@on_its_device
 def forward(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -49,6 +51,7 @@ def forward(
     return run(tuning.choose("layer_norm.forward", sizes, FORWARD, run, x))
 
 
+@on_its_device
 def backward(dout: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of the sum, and of weight and bias, [2, H]."""
     dout, total, weight = dout.contiguous(), total.contiguous(), weight.contiguous()

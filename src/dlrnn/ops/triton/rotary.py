@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
+
 TILE, WARPS = 2048, 4  # pairs of a program
 WIDEST = 2048  # pairs of a position
 
@@ -23,6 +25,7 @@ def supports(x: Tensor) -> bool:
     return known and d % 2 == 0 and heads * d // 2 <= WIDEST and x.numel() > 0
 
 
+@on_its_device
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Of x [B, L, heads, d], of any strides; the tables are [B or 1, L, d/2]."""
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -54,7 +57,8 @@ def _turn(  # noqa: PLR0917
     table = (row if PER_SEQUENCE else position) * HALF + i
     c = tl.load(cos + table, mask=known, other=0.0)
     s = tl.load(sin + table, mask=known, other=0.0)
-    at = x + (row // length) * batch_stride + position * row_stride + head * head_stride + i
+    at = x + (row // length) * batch_stride + position * row_stride
+    at += head.to(tl.int64) * head_stride + i
     a = tl.load(at, mask=known, other=0.0).to(tl.float32)
     b = tl.load(at + HALF, mask=known, other=0.0).to(tl.float32)
     to = out + (row * HEADS + head) * (2 * HALF) + i

@@ -15,12 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
+
 FREQUENCIES = 128  # a program that adds over states
 STATES = 32  # a program, of one warp, that adds over frequencies,
 SHORTEST, CHUNKS = 128, 64  # so many at least, in so many chunks at most
 ROOM = 2**25  # numbers that backward leaves between its two kernels
 
 
+@on_its_device
 def spectrum(weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, angles: Tensor) -> Tensor:
     """[H, 4 R + 4, M], [H, M], [H, M], [H], cosines and sines [2, F] -> [H, R, F, 2]; R 1 or 2."""
     channels, sums, states = weights.shape
@@ -34,6 +37,7 @@ def spectrum(weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, angles: Tensor) 
     return result
 
 
+@on_its_device
 def gradients(  # noqa: PLR0917
     grad: Tensor, weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, angles: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
 from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
 
@@ -34,6 +35,7 @@ def supports(x: Tensor, weight: Tensor) -> bool:
     return fits and x.is_cuda and x.dtype == torch.float32
 
 
+@on_its_device
 def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """[P, T] to [P, H] by a matrix [T, H]."""
     thin, (count, channels), rows = thin.contiguous(), matrix.shape, thin.shape[0]
@@ -54,6 +56,7 @@ def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return run(tuning.choose("thin_linear.spread", sizes, SPREAD, run, thin))
 
 
+@on_its_device
 def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """[P, H] to [P, T] by a matrix [T, H]."""
     wide, (count, channels), rows = wide.contiguous(), matrix.shape, wide.shape[0]
@@ -74,6 +77,7 @@ def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return run(tuning.choose("thin_linear.gather", sizes, GATHER, run, wide))
 
 
+@on_its_device
 def outer(thin: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`thin^T wide` [T, H], the sum of thin [T] and that of wide [H], over all positions."""
     thin, wide, (rows, count) = thin.contiguous(), wide.contiguous(), thin.shape

@@ -11,9 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dlrnn._device import on_its_device
+
 BLOCK = 256
 
 
+@on_its_device
 def integral(z: Tensor, zero: float) -> Tensor:
     """`I_0 = (exp z - 1) / z` of float64 pairs; a smaller |z| than `zero` counts as that."""
     z, result = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
@@ -22,6 +25,7 @@ def integral(z: Tensor, zero: float) -> Tensor:
     return result
 
 
+@on_its_device
 def gradient(z: Tensor, grad: Tensor, zero: float, near: float) -> Tensor:
     """`grad conj(I_1(z))`; below `near` by the series."""
     z, result = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
