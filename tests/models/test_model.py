@@ -145,6 +145,34 @@ def test_padded_is_each_alone(config, sizes):
         assert sizes or (y[b, n:] == 0).all()
 
 
+@pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
+def test_gradients_of_a_padded_batch_are_those_of_each_alone(config):
+    model, x = make(config), random(2, 20, 3)
+    dout, lengths = random(2, 20, 2), torch.tensor([20, 11], device=DEVICE)
+    parameters = list(model.parameters())
+    have = torch.autograd.grad((model(x, lengths) * dout).sum(), parameters)
+    alone = [(model(x[b : b + 1, :n])[0] * dout[b, :n]).sum() for b, n in enumerate((20, 11))]
+    for one, other in zip(have, torch.autograd.grad(sum(alone), parameters), strict=True):
+        assert_close(one, other, 1e-9)
+
+
+@pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
+def test_only_a_mixer_that_sees_padding_is_told_of_it(config):
+    model, x = make(config), random(2, 9, 3)
+    given = []
+    for block in model.blocks:
+        block.mixer.register_forward_pre_hook(
+            lambda _, __, options: given.append("lengths" in options), with_kwargs=True
+        )
+    lengths = torch.tensor([9, 4], device=DEVICE)
+    model(x, lengths)
+    both = config.mixer_options.get("bidirectional", False)
+    assert given == [both] * config.layers
+    if not both:  # a state ends where its sequence does
+        model(x, lengths, return_state=True)
+        assert given[config.layers :] == [True] * config.layers
+
+
 def test_padding_of_tokens_may_be_anything():
     model = make(SMALL[0], d_input=None, vocabulary=11)
     tokens = torch.randint(11, (2, 9), device=DEVICE)

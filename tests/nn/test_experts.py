@@ -7,6 +7,7 @@ import torch
 from support import DEVICE, assert_close, gradients, run_python
 from torch.nn import functional as F
 
+from dlrnn.models.model import Block
 from dlrnn.nn.experts import DENSE_TOKENS, THRESHOLD_RATE, Experts
 
 KINDS = [("top", True), ("top", False), ("threshold", True), ("threshold", False)]
@@ -235,3 +236,20 @@ def test_a_top_layer_learns_what_a_threshold_layer_needs(padded):
     layer.eval()(random(4, 40, 6))
     layer.train()(random(0, 40, 6))
     assert torch.equal(layer.threshold, before)
+
+
+@pytest.mark.parametrize("router", ["top", "threshold"])
+def test_a_block_tells_experts_of_padding(router):
+    """They count tokens, with a causal router too; a single expert does not."""
+    layers = [make(4, router, training=True) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x, lengths = random(2, 9, 6), torch.tensor([9, 4], device=DEVICE)
+    other = x.clone()
+    other[1, 4:] = random(5, 6)
+    answers = []
+    for layer, each in zip(layers, (x, other), strict=True):
+        block = Block(layer, 6, "pre").to(DEVICE).double()
+        answers.append(block(each, lengths=lengths)[0][1, :4])
+    assert torch.equal(*answers)
+    assert torch.equal(layers[0].threshold, layers[1].threshold)
+    assert not make(1, router).sees_padding

@@ -26,8 +26,12 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """A mixer that knows nothing of padding or states is given neither."""
-        arguments: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+        """A mixer that knows nothing of padding or states is given neither.
+
+        Nor are `lengths` one that does not look behind a sequence's end: two masks less, each way.
+        """
+        masks = lengths is not None and (stream or getattr(self.mixer, "sees_padding", True))
+        arguments: dict[str, Any] = {"lengths": lengths} if masks else {}
         if stream:
             arguments |= {"state": state, "return_state": True}
         kind = type(self.mixer).__name__

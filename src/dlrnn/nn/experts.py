@@ -100,6 +100,11 @@ class Experts(Mixer[tuple[()]]):
         """Whether a token's answer depends on later tokens."""
         return self.experts > 1 and self.router == "top"
 
+    @property
+    def sees_padding(self) -> bool:
+        """Also with a causal router: it counts tokens."""
+        return self.experts > 1
+
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         sizes = f"d_model={self.d_model}, experts={self.experts}, d_ff={self.d_ff}"

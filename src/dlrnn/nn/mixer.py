@@ -98,6 +98,11 @@ class Mixer(nn.Module, ABC, Generic[State]):
         self._check_state(state, x.shape[0])
         return self._step(x, state)
 
+    @property
+    def sees_padding(self) -> bool:
+        """Whether finite numbers behind a sequence's end can change its answer."""
+        return self.bidirectional
+
     def _check_streams(self) -> None:
         require(not self.bidirectional, self.reads_ahead)
 
