@@ -1,8 +1,14 @@
+import importlib
+from contextlib import nullcontext
+from inspect import isfunction
+from types import SimpleNamespace
+
 import pytest
 import torch
-from support import DEVICE, assert_close, random_modes, run_interpreted, run_python
+from support import DEVICE, assert_close, random_modes, run_python
 
 from dlrnn import ops
+from dlrnn._device import on_its_device
 from dlrnn.ops.backends import BACKENDS
 
 
@@ -58,28 +64,27 @@ def test_torch_func_sees_through_what_has_a_plain_form(op, shape):
     assert_close(have.cpu(), want, 1e-5)
 
 
-def test_triton_runs_where_the_tensors_are():
+def test_triton_runs_where_the_tensors_are(monkeypatch):
     """Every function that launches; which device is made the current one, by a stand-in."""
     pytest.importorskip("triton")
-    out = run_interpreted("""
-from contextlib import nullcontext
-from types import SimpleNamespace
-from dlrnn import _device as device
-from dlrnn.ops.triton import dplr_weights, layer_norm, rotary, sections
-from dlrnn.ops.triton import thin_linear, zero_order_hold
-from dlrnn.tasks import gpu
-for module in (dplr_weights, layer_norm, rotary, sections, thin_linear, zero_order_hold, gpu):
-    for name, one in vars(module).items():
-        ours = callable(one) and getattr(one, "__module__", "") == module.__name__
-        if ours and name[0] != "_" and name != "supports":
-            assert hasattr(one, "__wrapped__"), (module, name)
-            print(name)
-current = []
-torch.cuda.device = lambda device: current.append(device) or nullcontext()
-there = SimpleNamespace(is_cuda=True, device="cuda:1")
-run = device.on_its_device(lambda first, *rest, **more: (first, rest, more, list(current)))
-assert run(there, 2, x=3) == (there, (2,), {"x": 3}, ["cuda:1"])
-assert run(((there,), 4))[-1] == ["cuda:1"] * 2
-assert run(torch.ones(1))[-1] == ["cuda:1"] * 2
-""")
-    assert len(out.split()) == 14
+    kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]
+    launching = []
+    for name in (*(f"dlrnn.ops.triton.{kernel}" for kernel in kernels), "dlrnn.tasks.gpu"):
+        module = importlib.import_module(name)
+        own = [
+            each
+            for key, each in vars(module).items()
+            if isfunction(each) and each.__module__ == name and key[0] != "_" and key != "supports"
+        ]
+        assert own
+        assert all(hasattr(each, "__wrapped__") for each in own), name
+        launching += own
+    assert len(launching) == 14
+
+    current = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(current.append(device)))
+    there = SimpleNamespace(is_cuda=True, device="cuda:1")
+    run = on_its_device(lambda first, *rest, **more: (first, rest, more, list(current)))
+    assert run(there, 2, x=3) == (there, (2,), {"x": 3}, ["cuda:1"])
+    assert run(((there,), 4))[-1] == ["cuda:1"] * 2
+    assert run(torch.ones(1))[-1] == ["cuda:1"] * 2
