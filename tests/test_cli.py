@@ -367,12 +367,13 @@ def test_tasks(capsys, tmp_path):
     assert "there is no folder" in sentence(capsys, *preview, str(tmp_path / "no" / "p.png"))
 
 
-def test_bench_data(capsys):
+def test_bench_data(capsys, monkeypatch):
     small = ["--d-model", "2", "--d-state", "4", "--length", "16", "--repeats", "1"]
     assert main(["bench", "data", *small, "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["tasks"]) == 11
     assert all(row["samples_a_second"] > 0 for row in result["generators"])
+    monkeypatch.setattr("dlrnn.bench.data.bench_data", lambda **_: result)  # as a table
     assert main(["bench", "data", *small, "--device", "cpu"]) == 0
     assert "select-fixed" in capsys.readouterr().out
 
