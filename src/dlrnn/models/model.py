@@ -28,7 +28,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Any]:
         """A mixer that knows nothing of padding or states is given neither.
 
-        Nor are `lengths` one that does not look behind a sequence's end: two masks less, each way.
+        One that cannot see padding is not told of it either: two masks less, each way.
         """
         masks = lengths is not None and (stream or getattr(self.mixer, "sees_padding", True))
         arguments: dict[str, Any] = {"lengths": lengths} if masks else {}

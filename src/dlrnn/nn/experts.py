@@ -81,6 +81,7 @@ class Experts(Mixer[tuple[()]]):
         require(router in known, f"router must be one of {', '.join(known)}, not {router!r}")
         require_probability("dropout", dropout)
         self.d_model, self.experts, self.d_ff, self.router = d_model, experts, d_ff, router
+        self.bidirectional = experts > 1 and router == "top"
         self.up = nn.Parameter(torch.empty(experts, d_model, d_ff))
         self.down = nn.Parameter(torch.empty(experts, d_ff, d_model))
         self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
@@ -94,11 +95,6 @@ class Experts(Mixer[tuple[()]]):
         for weight in (self.up, self.down):
             bound = weight.shape[1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
-
-    @property
-    def bidirectional(self) -> bool:  # type: ignore[override]  # others are told, this one follows
-        """Whether a token's answer depends on later tokens."""
-        return self.experts > 1 and self.router == "top"
 
     @property
     def sees_padding(self) -> bool:

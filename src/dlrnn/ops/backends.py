@@ -2,10 +2,9 @@
 
 `torch` is there on every device; `fused`, our own kernels, for the tensors that they support: those
 of ops/cuda on a Hopper GPU (the convolutions also on later ones), those of ops/triton on every GPU
-that Triton knows. A backend that
-is asked for and not there is an error, never exchanged in silence: ask with `use_backend("torch")`,
-or with the variable DLRNN_BACKEND before dlrnn is imported. Asking for `fused` leaves ops without
-such a kernel alone.
+that Triton knows. A backend that is asked for and not there is an error, never exchanged in
+silence: ask with `use_backend("torch")`, or with the variable DLRNN_BACKEND before dlrnn is
+imported. Asking for `fused` leaves ops without such a kernel alone.
 """
 
 import os
