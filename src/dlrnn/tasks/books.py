@@ -296,7 +296,7 @@ class PG19(SetTask):
         every = len(stored) * self._parts(stored)
         return every if split == "train" else min(every, self.held_out or every)
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
         raise ValueError(no_draw(self.name))
 
     def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:

@@ -44,6 +44,14 @@ class _ListOps(Classes, SetTask):
         """The digits."""
         return 10
 
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+        spec = self.spec()
+        return [self._columns(spec.draw(split, number)) for number in numbers]
+
+    @abstractmethod
+    def _columns(self, tree: listops.Expression) -> Mapping[str, Any]:
+        """What of a tree is a sample, as in a set on disk."""
+
     def _tokens(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
         tokens = np.zeros((len(samples), self.input_length), dtype=np.int64)
         for row, sample in zip(tokens, samples, strict=True):
@@ -110,8 +118,7 @@ class ListOpsSubTrees(_ListOps):
         """Every position; those that close no sub-tree are ignored."""
         return self.length
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
-        tree = self.spec().draw(split, index)
+    def _columns(self, tree: listops.Expression) -> Mapping[str, Any]:
         return {"tokens": tree.tokens, "values": tree.values, "positions": tree.positions}
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -142,8 +149,7 @@ class ListOps(OneClass, _ListOps):
         """The longest tree, padded."""
         return 2000
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
-        tree = self.spec().draw(split, index)
+    def _columns(self, tree: listops.Expression) -> Mapping[str, Any]:
         return {"tokens": tree.tokens, "label": tree.value}
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:

@@ -153,7 +153,7 @@ class Pathfinder:
             number,
             np.uint64(index),
             (attempt, attempt + _ATTEMPTS),
-            self._rules(),
+            (self._rules(), np.array(self.margins, dtype=np.float64)),
         )
         found, margin, connected, first, shapes, owners = drawn
         if found < 0:
@@ -185,18 +185,19 @@ class Pathfinder:
             self.distractors,
             self.distractor_length,
             self.mark_distractors,
-            np.array(self.margins, dtype=np.float64),
         )
 
     def paint(self, scene: Scene) -> Image:
         """The image of a scene, and its mask."""
-        dashes = np.insert(scene.dashes, 4, self.paddle_thickness / 2, axis=1)
-        discs = np.insert(np.tile(scene.discs, 2), 4, self.marker_radius, axis=1)
-        shapes = np.concatenate([dashes, discs])
+        count = len(scene.paths)
+        shapes = np.empty((count + len(scene.discs), 5))
+        shapes[:count, :4], shapes[:count, 4] = scene.dashes, self.paddle_thickness / 2
+        shapes[count:, :2] = shapes[count:, 2:4] = scene.discs
+        shapes[count:, 4] = self.marker_radius
         classes = np.zeros(len(shapes), dtype=np.int64)
-        classes[: len(scene.paths)] = scene.paths < 2
+        classes[:count] = scene.paths < 2
         if scene.connected:
-            classes[: len(scene.paths)] += scene.paths == scene.ends[0]
+            classes[:count] += scene.paths == scene.ends[0]
         weights = pathfinder_pixels.lanczos(self.antialias_scale)
         pixels, mask = pathfinder_pixels.paint(
             shapes, classes, self.resolution, weights, float(self.contrast)

@@ -36,7 +36,6 @@ class Rules(NamedTuple):
     distractors: int
     distractor_length: int
     mark_distractors: bool
-    margins: np.ndarray  # an image has one of them
 
 
 class _Canvas(NamedTuple):
@@ -49,7 +48,8 @@ class _Canvas(NamedTuple):
     used: np.ndarray  # [1]
     tips: np.ndarray  # [3, 3]: last pivot and orientation of both main paths and of a distractor
     lasts: np.ndarray  # [3]: their last dashes
-    weights: np.ndarray  # [candidates]: of the heads that a dash may have
+    turns: np.ndarray  # [candidates, 3]: those that a dash may make, weight, cosine and sine
+    heads: np.ndarray  # [candidates, 3]: where its head would be, x and y, and the weight there
 
 
 @part
@@ -91,18 +91,28 @@ def distance(a, b):
 
 @part
 @no_type_check
-def _clear(canvas, shape, but):
-    """Does the neighbourhood of a shape overlap no other, `but` one?"""
+def _beside(shapes, i, box, apart):
+    """Is a box (left, top, right, bottom) further than `apart` from that of shape `i`?"""
+    if box[0] - apart > max(shapes[i, 0], shapes[i, 2]):
+        return True
+    if box[2] + apart < min(shapes[i, 0], shapes[i, 2]):
+        return True
+    if box[1] - apart > max(shapes[i, 1], shapes[i, 3]):
+        return True
+    return box[3] + apart < min(shapes[i, 1], shapes[i, 3])
+
+
+@part
+@no_type_check
+def _clear(shapes, count, shape, but):
+    """Does the neighbourhood of a shape overlap none of the first `count`, `but` one?"""
     left, right = min(shape[0], shape[2]), max(shape[0], shape[2])
     top, bottom = min(shape[1], shape[3]), max(shape[1], shape[3])
-    for i in range(canvas.used[0]):
-        other = canvas.shapes[i]
-        apart = shape[4] + other[4]
-        if left - apart > max(other[0], other[2]) or right + apart < min(other[0], other[2]):
+    for i in range(count):
+        apart = shape[4] + shapes[i, 4]
+        if i == but or _beside(shapes, i, (left, top, right, bottom), apart):
             continue
-        if top - apart > max(other[1], other[3]) or bottom + apart < min(other[1], other[3]):
-            continue
-        if i != but and distance(shape, other) < apart:
+        if distance(shape, shapes[i]) < apart:
             return False
     return True
 
@@ -148,12 +158,12 @@ def _first(rules, canvas, path, x, y):
     disc = (pivot_x, pivot_y, pivot_x, pivot_y, rules.radius)
     if not (_inside(rules, x, y, half) and _inside(rules, head_x, head_y, half)):
         return False
-    if not _clear(canvas, dash, -1):
+    if not _clear(canvas.shapes, canvas.used[0], dash, -1):
         return False
     if marked:
         if not _inside(rules, pivot_x, pivot_y, rules.radius):
             return False
-        if not _clear(canvas, disc, -1):
+        if not _clear(canvas.shapes, canvas.used[0], disc, -1):
             return False
         _add(canvas, disc, ~path)
     _add(canvas, dash, path)
@@ -163,22 +173,22 @@ def _first(rules, canvas, path, x, y):
 
 @part
 @no_type_check
-def _further(rules, canvas, path, closing):
-    """The next dash of a path; with `closing` the disc at the end too. False without room."""
-    slot, margin, half = min(path, 2), canvas.margin, rules.thickness / 2.0
-    before = canvas.tips[slot, 2]
-    x = canvas.tips[slot, 0] + (rules.length + 2.0 * margin) * math.cos(before)
-    y = canvas.tips[slot, 1] + (rules.length + 2.0 * margin) * math.sin(before)
-    reach = rules.length + margin
-    count = math.ceil(2.0 * math.pi * reach)  # candidates, one per pixel of arc
-    total, last = 0.0, -1
-    for k in range(count):
-        turn = (k - count // 2) * (2.0 * math.pi / count)
-        bend = rules.continuity * abs(turn)
-        canvas.weights[k] = 0.0
-        if bend >= math.pi / 2.0:
+def _weigh_heads(rules, canvas, pivot, ahead, closing):
+    """Fill `heads` for a dash from this pivot: a weight without room is 0. Their sum, and the last
+    that is not 0, or -1.
+
+    A head is turned by the sum rule, without a sine and a cosine of its own: its last digit may
+    differ from that of the dash that is placed.
+    """
+    margin, half, heads, turns = canvas.margin, rules.thickness / 2.0, canvas.heads, canvas.turns
+    (x, y), reach = pivot, rules.length + margin
+    left, top, right, bottom = math.inf, math.inf, -math.inf, -math.inf  # of those inside
+    for k in range(len(turns)):
+        heads[k, 2] = 0.0
+        if turns[k, 0] == 0.0:
             continue
-        along, down = math.cos(before + turn), math.sin(before + turn)
+        along = ahead[0] * turns[k, 1] - ahead[1] * turns[k, 2]
+        down = ahead[1] * turns[k, 1] + ahead[0] * turns[k, 2]
         head_x, head_y = x + reach * along, y + reach * down
         if not _inside(rules, head_x, head_y, half):
             continue
@@ -187,32 +197,72 @@ def _further(rules, canvas, path, closing):
         end_x, end_y = head_x + margin * along, head_y + margin * down
         if closing and not _inside(rules, end_x, end_y, rules.radius):
             continue
-        if not _clear(canvas, (head_x, head_y, head_x, head_y, 0.0), -1):
+        heads[k, 0], heads[k, 1], heads[k, 2] = head_x, head_y, turns[k, 0]
+        left, right = min(left, head_x), max(right, head_x)
+        top, bottom = min(top, head_y), max(bottom, head_y)
+    shapes = canvas.shapes
+    for i in range(canvas.used[0]):
+        if _beside(shapes, i, (left, top, right, bottom), shapes[i, 4]):
             continue
-        canvas.weights[k] = math.cos(bend) ** 2
-        total += canvas.weights[k]
-        last = k
+        for k in range(len(heads)):
+            point = (heads[k, 0], heads[k, 1], heads[k, 0], heads[k, 1])
+            if heads[k, 2] > 0.0 and distance(point, shapes[i]) < shapes[i, 4]:
+                heads[k, 2] = 0.0
+    total, last = 0.0, -1
+    for k in range(len(heads)):
+        if heads[k, 2] > 0.0:
+            total += heads[k, 2]
+            last = k
+    return total, last
+
+
+@part
+@no_type_check
+def _further(rules, canvas, path, closing):
+    """The next dash of a path; with `closing` the disc at the end too. False without room."""
+    slot, margin, half = min(path, 2), canvas.margin, rules.thickness / 2.0
+    before, count = canvas.tips[slot, 2], len(canvas.turns)
+    ahead = math.cos(before), math.sin(before)
+    x = canvas.tips[slot, 0] + (rules.length + 2.0 * margin) * ahead[0]
+    y = canvas.tips[slot, 1] + (rules.length + 2.0 * margin) * ahead[1]
+    reach = rules.length + margin
+    total, last = _weigh_heads(rules, canvas, (x, y), ahead, closing)
     for _ in range(_TRIALS if last >= 0 else 0):
         left, k = uniform(canvas.stream) * total, 0
-        while left >= canvas.weights[k] and k < last:
-            left -= canvas.weights[k]
+        while left >= canvas.heads[k, 2] and k < last:
+            left -= canvas.heads[k, 2]
             k += 1
         orientation = before + (k - count // 2) * (2.0 * math.pi / count)
         along, down = math.cos(orientation), math.sin(orientation)
         head_x, head_y = x + reach * along, y + reach * down
         dash = (x + margin * along, y + margin * down, head_x, head_y, half + margin)
-        if not _clear(canvas, dash, canvas.lasts[slot]):
+        if not _clear(canvas.shapes, canvas.used[0], dash, canvas.lasts[slot]):
             continue
         if closing:
             end_x, end_y = head_x + margin * along, head_y + margin * down
             disc = (end_x, end_y, end_x, end_y, rules.radius)
-            if not _clear(canvas, disc, -1):
+            if not _clear(canvas.shapes, canvas.used[0], disc, -1):
                 continue
             _add(canvas, disc, ~path)
         _add(canvas, dash, path)
         _stand(canvas, path, x, y, orientation)
         return True
     return False
+
+
+@part
+@no_type_check
+def _turns(rules, margin):
+    """One per pixel of arc of a dash's head: weight, 0 if it is too sharp, cosine and sine."""
+    count = math.ceil(2.0 * math.pi * (rules.length + margin))
+    turns = np.zeros((count, 3), np.float64)
+    for k in range(count):
+        turn = (k - count // 2) * (2.0 * math.pi / count)
+        bend = rules.continuity * abs(turn)
+        if bend < math.pi / 2.0:
+            turns[k, 0] = math.cos(bend) ** 2
+            turns[k, 1], turns[k, 2] = math.cos(turn), math.sin(turn)
+    return turns
 
 
 @part
@@ -250,7 +300,7 @@ def _distractor(rules, canvas, path):
         for _ in range(_POSITIONS):
             x = least + width * uniform(canvas.stream)
             y = least + width * uniform(canvas.stream)
-            if _clear(canvas, (x, y, x, y, 0.0), -1):
+            if _clear(canvas.shapes, canvas.used[0], (x, y, x, y, 0.0), -1):
                 break
         else:
             return False
@@ -267,7 +317,7 @@ def _distractor(rules, canvas, path):
 
 @compiled
 @no_type_check
-def draw(seed, split, index, attempts, rules):
+def draw(seed, split, index, attempts, settings):
     """The first attempt of some whose main paths have room, and what is in it; or -1.
 
     That is: the attempt and the margin; whether both discs are on one path, and on which the first
@@ -275,10 +325,12 @@ def draw(seed, split, index, attempts, rules):
     four of their ends have a disc here, so that which are drawn has no say in where paths lie. The
     margin is the same for all attempts: drawn with each, the narrower would win more often.
     """
+    rules, margins = settings
     stream = np.empty(4, np.uint64)
     start(stream, seed, split, index, _NO_ATTEMPT)
-    margin = rules.margins[below(stream, len(rules.margins))]
+    margin = margins[below(stream, len(margins))]
     most = 2 * (rules.contour_length + 2) + rules.distractors * (rules.distractor_length + 1)
+    turns = _turns(rules, margin)
     canvas = _Canvas(
         stream,
         margin,
@@ -287,7 +339,8 @@ def draw(seed, split, index, attempts, rules):
         np.empty(1, np.int64),
         np.empty((3, 3), np.float64),
         np.empty(3, np.int64),
-        np.empty(math.ceil(2.0 * math.pi * (rules.length + margin)), np.float64),
+        turns,
+        np.empty((len(turns), 3), np.float64),
     )
     for attempt in range(attempts[0], attempts[1]):
         start(stream, seed, split, index, attempt)

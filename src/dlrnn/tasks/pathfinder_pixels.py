@@ -8,6 +8,7 @@ Arithmetic after the drawing is that of integers: the same on every machine. A s
 """
 
 import math
+from functools import cache
 from typing import no_type_check
 
 import numpy as np
@@ -21,6 +22,7 @@ _ONE = 14  # bits of a weight's fraction
 _CONTRAST = 8  # bits of the contrast's fraction
 
 
+@cache
 def lanczos(scale: int) -> Int64[np.ndarray, "scale taps"]:
     """Weights of the fine pixel `f` of a pixel for the pixels 3 before to 3 after; 1 is 2^14.
 
@@ -32,6 +34,7 @@ def lanczos(scale: int) -> Int64[np.ndarray, "scale taps"]:
     units: Int64[np.ndarray, "scale taps"] = np.round(weights / weights.sum() * 2**_ONE).astype(
         np.int64
     )
+    units.setflags(write=False)
     return units
 
 

@@ -23,6 +23,9 @@ from dlrnn.tasks.task import Batch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# numpy here: torch would give each of the threads that draw a team of threads of its own
+_LEVELS = np.arange(256, dtype=np.float32) / 127.5 - 1
+
 
 @dataclass(frozen=True)
 class _Pathfinder(SetTask):
@@ -47,14 +50,17 @@ class _Pathfinder(SetTask):
         """The pixels of an image."""
         return self.spec().resolution ** 2
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
-        image = self.spec().draw(split, index)
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+        spec = self.spec()
+        return [self._columns(spec.draw(split, number)) for number in numbers]
+
+    def _columns(self, image: pathfinder.Image) -> Mapping[str, Any]:
         columns = {"image": image.pixels.ravel(), "mask": image.mask.ravel(), "label": image.label}
         return {name: columns[name] for name in self.columns}
 
     def _pixels(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
-        pixels = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
-        return (pixels.float() / 127.5 - 1)[..., None]  # [B, R R, 1]
+        pixels = np.stack([sample["image"] for sample in samples])
+        return torch.from_numpy(_LEVELS[pixels][..., None])  # [B, R R, 1]
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Four images above, their masks, if it has any, below."""
@@ -106,8 +112,8 @@ class PathfinderSegmentation(_Pathfinder):
         return self.input_length
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        masks = torch.from_numpy(np.stack([sample["mask"] for sample in samples]))
-        return Batch(self._pixels(samples), masks.long())
+        masks = np.stack([sample["mask"] for sample in samples], dtype=np.int64)
+        return Batch(self._pixels(samples), torch.from_numpy(masks))
 
     def loss(self, output: Tensor, batch: Batch, totals: Tensor | None = None) -> Tensor:
         """Cross-entropy, each class weighted by the inverse of its count in the batch."""

@@ -36,8 +36,8 @@ class SetTask(Task):
         """The set, as the paper has it."""
 
     @abstractmethod
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
-        """Sample `index` of a split, its columns by their names."""
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+        """Samples of a split, each its columns by their names."""
 
     @abstractmethod
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -84,11 +84,8 @@ class SetTask(Task):
             raise ValueError(f"of, the whole batch, must be at least {part}, not {of}")
         start = step * of + first
         numbers = range(start, start + batch_size)
-        if self.folder is None:
-            samples = [self._drawn(split, number) for number in numbers]
-        else:
-            samples = self._read(split, numbers)
-        batch = self._batch(samples)
+        make = self._drawn if self.folder is None else self._read
+        batch = self._batch(make(split, numbers))
         if torch.device(device).type == "cuda":
             batch = Batch(*(None if part is None else part.pin_memory() for part in batch))  # type: ignore[arg-type]
         return batch.to(device)

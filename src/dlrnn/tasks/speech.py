@@ -250,7 +250,7 @@ class SpeechCommands(OneClass, SetTask):
     def _fixed(self) -> dict[str, Any]:
         return dict(self.spec().parameters)
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
         raise ValueError(no_draw(self.name))
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:

@@ -174,7 +174,7 @@ class ByteTask(OneClass, SetTask):
             raise ValueError(f"{self.folder} has texts cut to length {kept}, not to {self.length}")
         return stored
 
-    def _drawn(self, split: str, index: int) -> Mapping[str, Any]:
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
         raise ValueError(no_draw(self.name))
 
 
