@@ -78,20 +78,36 @@ def _picture(model: nn.Module, task: Task, batch: Batch) -> "Figure | None":
         return None
     with torch.inference_mode():
         output = forward(model, batch).cpu()
+    batch = batch.to("cpu")
+    return _images(task, batch, output) if task.kind == "tagging" else _curves(task, batch, output)
+
+
+def _images(task: Task, batch: Batch, output: Tensor) -> "Figure":
+    """And above them the image that the model was given."""
+    side = round(task.input_length**0.5)
+    rows = {
+        f"{task.name}: image": (batch.inputs[..., 0], -1, 1),
+        "truth": (batch.targets, 0, 2),
+        "prediction": (output.argmax(-1), 0, 2),
+    }
+    figure = new_figure(3 * SHOWN, 3 * len(rows))
+    axes = figure.subplots(len(rows), SHOWN)
+    for place, (name, (values, least, most)) in enumerate(rows.items()):
+        axes[place, 0].set_title(name, fontsize=9)
+        for k in range(SHOWN):
+            shown = values[k].view(side, side).numpy()
+            axes[place, k].imshow(shown, cmap="gray_r", vmin=least, vmax=most)
+            axes[place, k].set(xticks=[], yticks=[])
+    return figure
+
+
+def _curves(task: Task, batch: Batch, output: Tensor) -> "Figure":
     figure = new_figure(3 * SHOWN, 6)
     axes = figure.subplots(2, SHOWN)
-    for k in range(SHOWN):
-        for place, name in enumerate(("truth", "prediction")):
-            axes[place, k].set_title(f"{task.name}: {name}" if k == 0 else name, fontsize=9)
-        if task.kind == "tagging":
-            side = round(task.input_length**0.5)
-            pair = (batch.targets[k].cpu(), output[k].argmax(-1))
-            for place, mask in enumerate(pair):
-                axes[place, k].imshow(mask.view(side, side).numpy(), cmap="gray_r", vmin=0, vmax=2)
-                axes[place, k].set(xticks=[], yticks=[])
-        else:
-            predicted = output[k, -task.output_length :]
-            for place, values in enumerate((batch.targets[k].cpu(), predicted)):
-                axes[place, k].plot(values.numpy(), linewidth=0.8)
-                axes[place, k].set_ylim(-1.1, 1.1)
+    rows = {f"{task.name}: truth": batch.targets, "prediction": output[:, -task.output_length :]}
+    for place, (name, values) in enumerate(rows.items()):
+        axes[place, 0].set_title(name, fontsize=9)
+        for k in range(SHOWN):
+            axes[place, k].plot(values[k].numpy(), linewidth=0.8)
+            axes[place, k].set_ylim(-1.1, 1.1)
     return figure

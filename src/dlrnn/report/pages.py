@@ -159,7 +159,7 @@ def pathfinder(results: Sequence[Results], tables: Sequence[Table]) -> Html:
         tag("h1", "Pathfinder-Segmentation: predictions"),
         tag(
             "p",
-            "Test images of each model: above, the mask to predict; below, what it predicts. Black:"
+            "Test images of each model; below, the masks to predict, then what it predicts. Black:"
             " the path that joins both discs; grey: a main path that does not join them.",
             class_="lead",
         ),
@@ -172,7 +172,7 @@ def pathfinder(results: Sequence[Results], tables: Sequence[Table]) -> Html:
         tag(
             "figure",
             tag("img", src=f"pictures/{place}-{record.stem}.png", loading="lazy",
-                alt=f"Four test images: true masks above, the predictions of {name} below."),
+                alt=f"Four test images, their true masks, the predictions of {name}."),
             tag("figcaption", name),
         )
         for place, (name, record) in enumerate(found)
