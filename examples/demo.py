@@ -38,7 +38,7 @@ def run_of(task: str, model: str) -> RunConfig:
 
 def draw(path: Path) -> None:
     """Shift, solved: a learned kernel, the eigenvalues, and the prediction over the target."""
-    model, task, _ = load_best(OUT / "shift-dlr", torch.device("cpu"))
+    model, task, _, _ = load_best(OUT / "shift-dlr", torch.device("cpu"))
     layer = model.blocks[0].mixer
     figure = Figure(figsize=(13, 4), layout="constrained")
     kernel, spectrum, prediction = figure.subplots(1, 3)

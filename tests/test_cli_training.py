@@ -3,10 +3,19 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from support import DEVICE
 
+from dlrnn import examine
 from dlrnn.cli import main
+from dlrnn.examine import _curves, _images
+from dlrnn.tasks import PathfinderSegmentation
+from dlrnn.tasks.atomic import Shift
+from dlrnn.train import RunFolder
+from dlrnn.train.checkpoint import header, save_best
+from dlrnn.train.tested import read_test
 
 SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
 WHERE = ["--writer", "none", "--device", DEVICE.type]
@@ -173,6 +182,42 @@ def test_eval_draws_masks(tmp_path):
     assert train(tmp_path / "run", recipe="table3/pathfinder-segmentation-128/dlr") == 0
     assert main(["eval", str(tmp_path / "run"), *WHERE[2:]]) == 0
     assert (tmp_path / "run" / "eval-test.png").stat().st_size > 5000
+
+
+def test_what_is_drawn_is_what_was_given_asked_and_answered():
+    images = PathfinderSegmentation(resolution=32)
+    batch, logits = images.sample(4), torch.randn(4, 32 * 32, 3)
+    shown = [axes.images[0].get_array() for axes in _images(images, batch, logits).axes]
+    rows = batch.inputs[..., 0], batch.targets, logits.argmax(-1)
+    wanted = [values[k].view(32, 32) for values in rows for k in range(4)]
+    assert all((torch.tensor(have) == want).all() for have, want in zip(shown, wanted, strict=True))
+
+    curves = Shift(length=16, copies=2)
+    batch = curves.sample(4)
+    output = torch.randn(4, curves.output_length + 5, curves.d_output)
+    axes = _curves(curves, batch, output).axes
+    for k in range(4):
+        for place, values in ((k, batch.targets[k]), (4 + k, output[k, -curves.output_length :])):
+            lines = np.stack([line.get_ydata() for line in axes[place].lines], axis=1)
+            assert np.array_equal(lines, values)
+
+
+def test_a_test_is_of_the_model_that_was_tested(done, tmp_path, monkeypatch):
+    """While it is tested, the run that goes on finds a better one."""
+    run = shutil.copytree(done, tmp_path / "run")
+    (run / "result.json").unlink()
+    (run / "test.json").unlink(missing_ok=True)
+    before = header(run / "best.safetensors")["step"]
+    own = examine.scores
+
+    def meanwhile(*given):
+        save_best(run, before + 1000, {}, {"R2": 1.0})
+        return own(*given)
+
+    monkeypatch.setattr(examine, "scores", meanwhile)
+    assert examine.examine_run(run, device=WHERE[3])["step"] == before
+    assert json.loads((run / "test.json").read_text())["step"] == before
+    assert read_test(RunFolder(run)) == {}, "the better one was not tested"
 
 
 def test_recipes(capsys, tmp_path):

@@ -17,7 +17,7 @@ from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import RunFolder
 from dlrnn.train.model import load_best
 from dlrnn.train.step import forward
-from dlrnn.train.tested import best_step, write_test
+from dlrnn.train.tested import write_test
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +32,11 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
     All of it is written into the run's folder: `eval-SPLIT.json`, `eval-SPLIT.png`, `test.json`.
     """
     path, where = Path(path), torch.device(device)
-    model, task, config = load_best(path, where)
+    model, task, config, step = load_best(path, where)
     result: dict[str, Any] = {
         "run": str(path),
         "split": split,
-        "step": best_step(RunFolder(path)),
+        "step": step,
         "complete": RunFolder(path).result is not None,
         "metrics": scores(model, task, held_out(task, config, split, where)),
         "breakdown": {},
@@ -56,7 +56,7 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
             result["pictures"].append(str(picture))
         write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
         if split == "test":
-            write_test(path, result["metrics"])
+            write_test(path, step, result["metrics"])
     except OSError as error:  # the numbers are there all the same
         result["not_written"] = f"nothing was written into {path}: {error.strerror or error}"
     return result

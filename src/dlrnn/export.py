@@ -13,7 +13,7 @@ from dlrnn.train.tested import read_test
 
 def export_run(run: str | Path, folder: str | Path, *, push: str | None = None) -> str:
     """Write the best model with its card; where it is now, the folder or the Hub's address."""
-    model, _, config = load_best(run, torch.device("cpu"))
+    model, _, config, _ = load_best(run, torch.device("cpu"))
     path = Path(run)
     tokenizer = path / "tokenizer.json"
     save_pretrained(

@@ -45,7 +45,7 @@ def write(
     read = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not read:
         raise ValueError("the prompt is empty: give at least one word")
-    model, _, _ = load_best(run, torch.device(device))
+    model = load_best(run, torch.device(device)).model
     assert isinstance(model, LanguageModel)
     limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     limits["vocabulary"] = vocabulary_of(tokenizer)

@@ -99,7 +99,7 @@ def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     assert row.status == "done"
     folder = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
     test = json.loads((folder / "test.json").read_text())
-    model, task, config = load_best(folder, torch.device("cpu"))
+    model, task, config, _ = load_best(folder, torch.device("cpu"))
     by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
     assert test.pop("step") == RunFolder(folder).result["best_step"]
     assert test == by_hand

@@ -1,6 +1,7 @@
 """Pathfinder against slow definitions: geometry by sampled points, pixels by whole fine rasters."""
 
 import functools
+import hashlib
 import itertools
 import math
 from pathlib import Path
@@ -410,6 +411,23 @@ def test_a_set_is_the_same_for_any_number_of_workers(make, tmp_path):
             assert np.array_equal(sample["mask"], image.mask.ravel())
         for name in ("label", "margin", "distractors", "attempt"):
             assert sample[name] == getattr(image, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("128", "4a5e1a14c8c3fb7f"),
+        ("256", "d4a5978257115bde"),
+        ("512", "c68a6e0215bca479"),
+        ("pathfinder", "b391679974ad31f5"),
+        ("path-x", "ca5e243f0057549f"),
+    ],
+)
+def test_the_images_are_what_they_were(name, digest):
+    """Sets that exist and runs that are recorded were made of these."""
+    images = [SPECS[name].draw("train", index) for index in range(8)]
+    content = b"".join(image.pixels.tobytes() + image.mask.tobytes() for image in images)
+    assert hashlib.sha256(content).hexdigest()[:16] == digest
 
 
 def test_samples_differ_by_seed_split_and_index():

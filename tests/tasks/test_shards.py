@@ -387,6 +387,21 @@ def test_what_is_kept_is_bounded_by_its_bytes(whole, monkeypatch):
         assert train._kept_bytes == sum(sizes[-kept:])
 
 
+def test_few_files_are_open_at_once(whole, monkeypatch):
+    every = shards.read(whole, "train")
+    wanted = every.batch(range(50))
+    assert len(every._files) > 2
+    monkeypatch.setattr(shards, "OPEN", 2)
+    monkeypatch.setattr(shards, "KEPT", 1)
+    few = shards.read(whole, "train")
+    for indices in (range(50), range(49, -1, -1)):
+        found = few.batch(indices)
+        assert len(few._files) == 2
+        for name, values in found.items():
+            for place, index in enumerate(indices):
+                assert np.array_equal(values[place], wanted[name][index])
+
+
 def test_reading_what_is_not_there(whole, tmp_path):
     with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
         shards.read(whole, "train")[50]

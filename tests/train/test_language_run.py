@@ -71,7 +71,7 @@ def test_it_learns_and_the_smallest_loss_is_the_best(run):
 
 def test_evaluation_is_the_mean_over_all_tokens(run):
     """At twice the capacity; the last batch is smaller and counts for less."""
-    model, task, config = load_best(run, DEVICE)
+    model, task, config, _ = load_best(run, DEVICE)
     found = scores(model, task, held_out(task, config, "test", DEVICE))
     batch = task.sample(21, split="test", device=DEVICE)
     logits = model(batch.inputs)
@@ -82,7 +82,7 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
 
 def test_the_causal_router_of_a_run(run):
     """Thresholds learnt beside "top" serve about as many: the loss hardly changes."""
-    model, task, config = load_best(run, DEVICE)
+    model, task, config, _ = load_best(run, DEVICE)
     losses = []
     for each in (model, causal(model)):
         assert each.causal == (each is not model)
@@ -98,7 +98,7 @@ def test_it_is_examined(run, capsys):
 
 def test_how_far_a_run_looks_ahead(run):
     """Another last token: with "top" earlier predictions move, with thresholds none of them."""
-    model, task, _ = load_best(run, DEVICE)
+    model, task, _, _ = load_best(run, DEVICE)
     tokens = task.sample(16, split="test", device=DEVICE).inputs
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 7) % 30 + 2
@@ -256,7 +256,7 @@ def test_tasks_of_sets_are_what_they_say():
 def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     assert main(["export", str(run), str(tmp_path / "model")]) == 0
     assert capsys.readouterr().out == f"the model is in {tmp_path / 'model'}\n"
-    model, task, _ = load_best(run, torch.device("cpu"))
+    model, task, _, _ = load_best(run, torch.device("cpu"))
     tokens = task.sample(2, split="test").inputs
     assert torch.equal(from_pretrained(tmp_path / "model")(tokens), model(tokens))
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tiny_tokenizer()

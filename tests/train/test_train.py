@@ -35,7 +35,8 @@ from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
 from dlrnn.train.folder import Lines, checkout
 from dlrnn.train.plain import may_stop, plain_level
-from dlrnn.train.step import TrainingStep, _threads, prefetched
+from dlrnn.train.processes import make_fabric
+from dlrnn.train.step import TrainingStep, _processes_here, _threads, prefetched
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -71,9 +72,19 @@ def test_every_sequence_counts_the_same():
     assert both == pytest.approx({name: (7 * one[name] + 2 * other[name]) / 9 for name in one})
 
 
+def test_nothing_is_dropped_in_an_evaluation():
+    run = config(model=ModelConfig("dlr", {"d_state": 4, "dropout": 0.5}, d_model=16))
+    task = run.make_task()
+    model = make_model(run, task).to(DEVICE).train()
+    batch = task.sample(8, split="validation", device=DEVICE)
+    found = scores(model, task, iter([batch]))
+    assert model.training, "as it was"
+    assert found == scores(model, task, iter([batch])) == scores(model.eval(), task, iter([batch]))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
-    monkeypatch.setattr("dlrnn.train.step._threads", lambda _: threads)
+    monkeypatch.setattr("dlrnn.train.step._threads", lambda *_: threads)
     task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
     asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
     step = _step(asked, torch.device("cpu"))
@@ -84,10 +95,17 @@ def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
 
 
 def test_a_model_on_the_cpu_leaves_half_of_the_cores(monkeypatch):
-    cases = {(2, "cpu"): 1, (16, "cpu"): 8, (2, "cuda"): 1, (16, "cuda"): 14, (64, "cuda"): 16}
-    for (cores, device), threads in cases.items():
+    alone = {(2, "cpu", 1): 1, (16, "cpu", 1): 8, (2, "cuda", 1): 1, (16, "cuda", 1): 14}
+    several = {(64, "cuda", 1): 16, (128, "cuda", 8): 14, (16, "cuda", 8): 1, (8, "cpu", 2): 2}
+    for (cores, device, processes), threads in (alone | several).items():
         monkeypatch.setattr(os, "sched_getaffinity", Mock(return_value=range(cores)), raising=False)
-        assert _threads(torch.device(device)) == threads
+        assert _threads(torch.device(device), processes) == threads
+
+
+def test_the_cores_are_shared_by_the_processes_of_a_machine():
+    several = Mock(parallel_devices=[torch.device("cpu")] * 8)
+    assert _processes_here(Mock(strategy=several)) == 8
+    assert _processes_here(make_fabric(DEVICE.type, "fp32")) == 1
 
 
 def test_threads_draw_at_once():
@@ -455,6 +473,41 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(tmp_path, monkeypatc
     assert all(torch.equal(value, six[name]) for name, value in best.items())
 
 
+def test_a_best_model_that_is_not_found_again_stays_the_best(tmp_path, monkeypatch):
+    """Step 6 is the best, then it dies; going on from step 4 another device finds less."""
+    from dlrnn.tasks.atomic import Shift
+    from dlrnn.train.checkpoint import header
+
+    given, own = iter([0.8, 0.9, 0.79, 0.5, 0.5]), TrainingStep.__call__
+
+    def dies(self, step, batches):
+        if step == 6:
+            raise RuntimeError("a power cut")
+        own(self, step, batches)
+
+    def metrics(self, output, batch):
+        return {"R2": torch.tensor(next(given))}
+
+    monkeypatch.setattr(Shift, "metrics", metrics)
+    run = config(eval_every=3, eval_batches=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", dies)
+        with pytest.raises(RuntimeError, match="a power cut"):
+            train(tmp_path / "run", run, **QUIET)
+    result = train(tmp_path / "run", **QUIET)
+    there = header(tmp_path / "run" / "best.safetensors")
+    assert (result["best"], result["best_step"]) == pytest.approx((0.9, 6))
+    assert (there["R2"], there["step"]) == pytest.approx((0.9, 6))
+
+
+def test_data_that_change_under_a_run_end_it(tmp_path, monkeypatch):
+    digests = iter(["as it began", "as it began", "another"])
+    monkeypatch.setattr(type(config().make_task()), "digest", lambda self: next(digests))
+    with pytest.raises(ValueError, match="the set of data was changed while the run read it"):
+        train(tmp_path / "run", config(), **QUIET)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-000000004.safetensors"]
+
+
 def test_padding_is_told_to_the_model(tmp_path):
     from dlrnn.train.step import forward
 
@@ -670,3 +723,9 @@ def test_a_run_knows_the_commit_of_its_source_and_of_no_other(tmp_path):
     assert checkout(other) == {"git": None, "changed": False}
     own.write_text("2")
     assert checkout(own)["changed"]
+
+
+def test_a_device_with_a_number_and_a_seed_that_is_too_long(tmp_path):
+    assert train(tmp_path / "run", config(), **{**QUIET, "device": f"{DEVICE.type}:0"})
+    with pytest.raises(ValueError, match="seed must have 64 bits at most"):
+        config(seed=2**63)

@@ -81,9 +81,9 @@ def score_best(path: Path, device: str) -> None:
     if folder.config.make_task().kind == "regression" or read_test(folder):
         return
     where = torch.device(device)
-    model, task, config = load_best(path, where)
-    found = scores(model, task, held_out(task, config, "test", where))
-    write_test(path, found)
+    best = load_best(path, where)
+    batches = held_out(best.task, best.config, "test", where)
+    write_test(path, best.step, scores(best.model, best.task, batches))
 
 
 def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:

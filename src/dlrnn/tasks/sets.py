@@ -110,7 +110,8 @@ class SetTask(Task):
         folder, how = Path(self.folder).resolve(), "build" if self.drawable else "import"
         if not folder.exists():
             where = f"make it with `dlrnn data {how} {self.name}`"
-            raise ValueError(f"there is no folder {folder}: {where}, or say task.settings.folder")
+            other = "say another one, task.settings.folder (a run that has begun: in config.json)"
+            raise ValueError(f"there is no folder {folder}: {where}, or {other}")
         stamp = _stamp(folder)
         made = _manifest(folder, stamp)
         if made["task"] != self.name:

@@ -27,6 +27,7 @@ from dlrnn.tasks.random import SPLITS
 
 FORMAT = 1
 KEPT = 2**28  # bytes of decoded row groups that a reader keeps
+OPEN = 64  # files: a large set has more than a process may have open
 MANIFEST, PROGRESS, PART = "manifest.json", "progress.jsonl", ".part"
 TOKENIZER = "tokenizer.json"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet")
@@ -219,7 +220,7 @@ class Split:
     def _open(self) -> None:
         """What a loader's worker has of its own."""
         self._lock = threading.Lock()  # around what follows: a file has one reader at a time
-        self._files: dict[int, pq.ParquetFile] = {}
+        self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._kept_bytes = 0
 
@@ -263,6 +264,9 @@ class Split:
     def _file(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
             self._files[shard] = pq.ParquetFile(self._paths[shard], memory_map=True)
+            if len(self._files) > OPEN:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(shard)
         return self._files[shard]
 
     def _group(self, shard: int, group: int) -> pa.Table:

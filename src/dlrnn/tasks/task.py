@@ -30,9 +30,10 @@ class Batch(NamedTuple):
     lengths: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch there; copies from pinned memory do not wait."""
+        """The same batch there; copies from pinned memory to a GPU do not wait."""
+        ahead = torch.device(device).type == "cuda"
         inputs, targets, lengths = (
-            None if part is None else part.to(device, non_blocking=True) for part in self
+            None if part is None else part.to(device, non_blocking=ahead) for part in self
         )
         assert inputs is not None
         assert targets is not None

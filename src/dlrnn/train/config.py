@@ -77,6 +77,8 @@ class RunConfig:
         for name in ("weight_decay", "warmup"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must have 64 bits at most, and {self.seed} has more")
         if self.batch_size % self.accumulate:
             parts = f"{self.accumulate} micro-batches of one size"
             raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,9 @@ from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.models import LanguageConfig
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
+    BEST,
     Found,
+    header,
     load_model,
     load_optimizer,
     newest,
@@ -157,13 +159,15 @@ class _Run:
     def _resume(self, found: Found | None, stack: ExitStack) -> int:
         counters: dict[str, Any] = {"step": 0, "records": 0} if found is None else found.counters
         self.problems = [] if found is None else found.problems
-        for name, value in self._origin().items():
+        self.origin = self._origin()
+        for name, value in self.origin.items():
             if counters.get(name, value) != value:
                 what = {"config": "configuration", "data": "set of data"}[name]
                 raise ValueError(
                     f"{self.folder.path} was begun with another {what}: begin a new run"
                 )
         self.best, self.last = counters.get("best", self.best), counters.get("last", self.last)
+        self._keep_later_best()
         if self.leads:
             self.records = Lines(self.folder.path / RECORDS, counters["records"])
             self.timing = Lines(self.folder.path / TIMING, None)
@@ -175,6 +179,15 @@ class _Run:
         judged = [(e["step"], e[self.task.metric]) for e in known if e["split"] == "validation"]
         self.judged: list[Judged] = self.fabric.broadcast(judged)
         return step
+
+    def _keep_later_best(self) -> None:
+        """A best model may have been written after the checkpoint that the run goes on from, and
+        another device may not find it again: it stays the best.
+        """
+        with suppress(ValueError):  # there is none, or it is damaged: the next best replaces it
+            later = header(self.folder.path / BEST)
+            if later["step"] > self.best["step"]:
+                self.best = {"value": later[self.task.metric], "step": later["step"]}
 
     def _origin(self) -> dict[str, str | None]:
         """What a run cannot go on with if it has changed: not where its data lies."""
@@ -272,10 +285,15 @@ class _Run:
 
     def _checkpoint(self, step: int) -> None:
         """Between two records of the loss it has the sum since the last one."""
+        if self.task.digest() != self.origin["data"]:
+            raise ValueError(
+                "the set of data was changed while the run read it: no checkpoint was written;"
+                " begin a new run"
+            )
         tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
-            counters |= self._origin()
+            counters |= self.origin
             if self.logged < step:
                 counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}
             save_checkpoint(self.folder.path, step, tensors, counters)

@@ -1,6 +1,7 @@
 """The model of a run: as it begins, and at its best."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -33,11 +34,23 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     return model
 
 
-def load_best(path: str | Path, device: torch.device) -> tuple[nn.Module, Task, RunConfig]:
-    """The best model of a run, its task and its configuration."""
+class Best(NamedTuple):
+    """The best model of a run so far, and the step that made it: a run that goes on may have
+    another one since.
+    """
+
+    model: nn.Module
+    task: Task
+    config: RunConfig
+    step: int
+
+
+def load_best(path: str | Path, device: torch.device) -> Best:
+    """To use it: on its device, not in training."""
     folder = RunFolder.open(path)
     config, best = folder.config, folder.path / BEST
     task = config.make_task()
     model = make_model(config, task)
-    load_model(best, read(best)[0], model)
-    return model.to(device).eval(), task, config
+    tensors, counters = read(best)
+    load_model(best, tensors, model)
+    return Best(model.to(device).eval(), task, config, int(counters["step"]))

@@ -32,7 +32,7 @@ def make_fabric(
     here = devices or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     all_of_them = int(os.environ.get("WORLD_SIZE") or here)
     where = torch.device(device)
-    one = [where.index] if ":" in device and here == 1 else here
+    one = [where.index] if where.type == "cuda" and ":" in device and here == 1 else here
     how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
     machines = max(1, all_of_them // here) if nodes is None else nodes
     # Buffers are averaged after each step (step.py): DDP would send them in a forward, which a

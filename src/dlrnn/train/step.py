@@ -248,7 +248,7 @@ def prefetched(
     if step.task.on_device:
         yield from (None for _ in range(start, stop))
         return
-    threads = _threads(step.device)
+    threads = _threads(step.device, _processes_here(step.fabric))
     with ThreadPoolExecutor(threads) as pool:
         ahead = deque[Future[list[Batch]]]()
         for k in range(start, stop):
@@ -257,11 +257,16 @@ def prefetched(
             yield ahead.popleft().result()
 
 
-def _threads(device: torch.device) -> int:
+def _threads(device: torch.device, processes: int) -> int:
     """Of this process's share of the cores half, which a model on the CPU leaves; with a GPU all
     but two, 16 at most.
     """
     known = getattr(os, "sched_getaffinity", None)
-    cores = len(known(0)) if known else os.cpu_count() or 1
+    cores = (len(known(0)) if known else os.cpu_count() or 1) // processes
     free = cores // 2 if device.type == "cpu" else cores - 2
-    return max(1, min(16, free) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, min(16, free))
+
+
+def _processes_here(fabric: "Fabric") -> int:
+    """Of this run, on this machine."""
+    return len(getattr(fabric.strategy, "parallel_devices", None) or [fabric.device])

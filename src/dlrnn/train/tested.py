@@ -18,9 +18,9 @@ def best_step(folder: RunFolder) -> int | None:
     return int(header(path)["step"]) if path.exists() else None
 
 
-def write_test(path: Path, metrics: dict[str, float]) -> None:
-    """Of the best checkpoint that is there."""
-    content = {"step": best_step(RunFolder(path)), **metrics}
+def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
+    """Of the best checkpoint, which is of this step."""
+    content = {"step": step, **metrics}
     write_whole(path / TEST, (json.dumps(content, indent=1) + "\n").encode())
 
 
