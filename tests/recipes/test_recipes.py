@@ -274,6 +274,12 @@ def test_get_names_the_nearest():
         ValueError, match=r"no recipe 'table1/shfit/dlr': did you mean 'table1/shift/"
     ):
         recipes.get("table1/shfit/dlr")
+    with pytest.raises(
+        ValueError, match="no recipe 'table1/shift/d': did you mean 'table1/shift/dlr-1'"
+    ):
+        recipes.get("table1/shift/d")
+    with pytest.raises(ValueError, match="no recipe 'nothing': `dlrnn recipes` lists them"):
+        recipes.get("nothing")
 
 
 def test_accuracies_are_in_percent_and_r2_is_not():

@@ -28,13 +28,17 @@ def test_no_results_at_all(tmp_path, capsys, monkeypatch):
         "dlrnn report: nothing is recorded in results: every number of ours says “not run”"
     )
     assert no_lengths == f"dlrnn report: t{NO_LENGTHS}"
-    assert f"<p>T{NO_LENGTHS}.</p>" in (tmp_path / "out" / "report" / "speed.html").read_text()
+    before, command, after = NO_LENGTHS.split("`")
+    page = (tmp_path / "out" / "report" / "speed.html").read_text()
+    assert f"<p>T{before}<code>{command}</code>{after}.</p>" in page
     assert "out/report/index.html" in out
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert "No run of ours is recorded here: every number of ours says “not run”." in page
     assert "could not be read" not in page, "nothing is broken"
     (tmp_path / "file").write_text("")
+    capsys.readouterr()
     assert main(["report", "--out", "file"]) == 2
+    assert capsys.readouterr().err == "dlrnn report: file: File exists\n"
 
 
 def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):

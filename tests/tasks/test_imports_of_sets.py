@@ -69,7 +69,7 @@ def test_what_is_written(whole, source):
     assert [sample["number"] for sample in train] == expected
     assert all(np.all(sample["data"] == ord("x")) for sample in train)
     (row,) = data_cli.found(whole)
-    assert (row["task"], row["samples"], row["state"]) == ("numbers", 36, "whole")
+    assert (row["task"], row["samples"], row["state"]) == ("numbers", 36, "built")
 
 
 def test_samples_of_a_shard_can_be_sorted(source, tmp_path):

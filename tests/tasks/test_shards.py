@@ -402,6 +402,16 @@ def test_few_files_are_open_at_once(whole, monkeypatch):
                 assert np.array_equal(values[place], wanted[name][index])
 
 
+def test_a_damaged_shard_is_named(whole, tmp_path):
+    copy = shutil.copytree(whole, tmp_path / "set")
+    last = sorted(copy.glob("train-*.parquet"))[-1]
+    last.write_bytes(last.read_bytes()[:100])
+    train = shards.read(copy, "train")
+    assert train[0]
+    with pytest.raises(ValueError, match=rf"{last.name} is damaged .*: `dlrnn data verify {copy}`"):
+        train[49]
+
+
 def test_reading_what_is_not_there(whole, tmp_path):
     with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
         shards.read(whole, "train")[50]
@@ -426,7 +436,7 @@ def test_what_the_command_does(tmp_path):
     (begun / "other.json").write_text("[]")
     rows = data_cli.found(tmp_path / "sets")
     assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [
-        (60, 7, "whole"),
+        (60, 7, "built"),
         (65, 1, "not finished"),
     ]
     lra = data_cli.build("pathfinder", samples=30, workers=1, out=tmp_path / "lra")

@@ -353,7 +353,7 @@ def test_overrides():
     [
         (["--stpes", "3"], r"there is no setting --stpes: did you mean --steps\?"),
         (["--model.mixxer=dlr"], r"did you mean --model.mixer\?"),
-        (["--xyzzy", "3"], "there is no setting --xyzzy: `dlrnn recipes --show` prints them all"),
+        (["--xyzzy", "3"], "no setting --xyzzy: `dlrnn recipes --show RECIPE` prints them all"),
         (["--steps", "many"], 'key "steps": Expected a .*int'),
         (["--steps", "0"], "steps must be at least 1, not 0"),
         (["--lr", "-1"], "lr must be more than 0, not -1.0"),

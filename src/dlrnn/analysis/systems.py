@@ -54,6 +54,9 @@ def system_of(layer: DLR) -> System:
     """The layer's `lambda` and `w`, before its cast, its kernel_length and D; 2 H rows of w if
     bidirectional.
     """
+    require(
+        isinstance(layer, DLR), f"a system is that of a DLR layer, not of a {type(layer).__name__}"
+    )
     W, log_lambda, _ = (pairs.detach().cpu().double() for pairs in layer.modes())
     lam = ops.powers(log_lambda, torch.ones(()))
     return System(torch.view_as_complex(lam), torch.view_as_complex(W.contiguous()))

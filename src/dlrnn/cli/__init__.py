@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 1
         said = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"
         print(f"dlrnn {given.command}: {said}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
     return status

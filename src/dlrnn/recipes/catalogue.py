@@ -1,5 +1,6 @@
 """All recipes, by table and by name."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from dlrnn.recipes import table1, table2, table3, table4, table5, table6
@@ -25,6 +26,12 @@ def get(name: str) -> Recipe:
             raise ValueError(f"{name} is several recipes: {', '.join(below[:3])}{more}")
         if "*" in name:
             raise ValueError(f"{name!r} is a pattern: `dlrnn sweep` trains several recipes")
-        near = get_close_matches(name.lower(), list(RECIPES), n=1, cutoff=0)
-        raise ValueError(f"there is no recipe {name!r}: did you mean {near[0]!r}?")
+        raise ValueError(f"there is no recipe {name!r}: {advice(name, list(RECIPES))}")
     return RECIPES[name]
+
+
+def advice(name: str, known: Sequence[str]) -> str:
+    """The first name that begins so, or the nearest; where none is near, how to see them all."""
+    begun = [each for each in known if each.startswith(name.lower())]
+    near = begun or get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else "`dlrnn recipes` lists them"

@@ -1,13 +1,12 @@
 """A table of the paper again: train what is missing, and write the paper's numbers beside ours."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from dlrnn._disk import write_whole
-from dlrnn.recipes.catalogue import RECIPES, TABLES
+from dlrnn.recipes.catalogue import RECIPES, TABLES, advice
 from dlrnn.recipes.outcome import (
     DONE,
     Outcome,
@@ -75,8 +74,7 @@ def select(table: str, only: str | None = None) -> list[Recipe]:
     chosen = [each for each in TABLES[table] if any(fnmatch(each.name, p) for p in patterns)]
     if not chosen:
         names = [each.name.removeprefix(f"{table}/") for each in TABLES[table]]
-        near = get_close_matches(only, names, n=1, cutoff=0)[0]
-        raise ValueError(f"{table} has no recipe {only!r}: did you mean {near!r}?")
+        raise ValueError(f"{table} has no recipe {only!r}: {advice(only, names)}")
     return chosen
 
 

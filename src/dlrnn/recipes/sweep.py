@@ -5,12 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn.recipes.catalogue import RECIPES
+from dlrnn.recipes.catalogue import RECIPES, advice
 from dlrnn.recipes.outcome import check_folder, outcome, run_config, run_path, score_best
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
@@ -32,19 +31,19 @@ def chosen(patterns: Iterable[str]) -> list[Recipe]:
     for pattern in patterns:
         names = [name for name in RECIPES if fnmatch(name, pattern)]
         if not names:
-            raise ValueError(f"there is no recipe {pattern!r}: did you mean {_near(pattern)!r}?")
+            raise ValueError(f"there is no recipe {pattern!r}: {_advice(pattern)}")
         found |= {name: RECIPES[name] for name in names}
     return list(found.values())
 
 
-def _near(pattern: str) -> str:
-    """The nearest of all names, and of their patterns with a star for one part or two."""
+def _advice(pattern: str) -> str:
+    """Of all names, and of their patterns with a star for one part or two."""
     known: dict[str, None] = {}
     for name in RECIPES:
         table, task, model = name.split("/")
         ways = (f"{table}/*", f"{table}/{task}/*", f"{table}/*/{model}", f"*/{task}/*")
         known |= dict.fromkeys((*ways, f"*/{model}", name))
-    return get_close_matches(pattern.lower(), list(known), n=1, cutoff=0)[0]
+    return advice(pattern, list(known))
 
 
 def sweep(

@@ -148,7 +148,7 @@ def _points(record: Record, name: str, results: Sequence[Results]) -> list[tuple
 
 def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -> Html:
     split, _, rest = name.partition(" ")
-    label = f"{split} {METRICS.get(rest, rest)}"
+    label = name if rest == "loss" else f"{split} {METRICS.get(rest, rest)}"
     paper = cell.paper.get(metric)
     guides = [] if paper is None else [(paper, f"paper {paper_number(cell, metric)}")]
     values = [value for one in series for _, value in one.points] + [each[0] for each in guides]
@@ -181,7 +181,7 @@ def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
         ("Hardware", _joined(r.hardware for r in records)),
         ("Versions", _joined(_versions(r) for r in records)),
         ("Parameters", _joined(str(r.parameters or "") for r in records)),
-        ("A step", _joined(_seconds(r.seconds_per_step) for r in records)),
+        ("A step, median", _joined(_seconds(r.seconds_per_step) for r in records)),
         ("All of it", _joined(_seconds(r.wall_seconds) for r in records)),
         ("Note", _joined(r.note for r in records)),
     ]

@@ -19,7 +19,7 @@ run the checkpoint with the best validation counts: its validation R2, elsewhere
 Ours is the mean over seeds, the spread their largest less their smallest. A cell that was not run
 says so: no number is taken from the paper into our column. `dlrnn report` makes pages of the same,
 with curves and commands. "As in the paper" (≈) is within .03 (R2, loss) or 1.5 points (percent); a
-run with fewer steps than the paper's says how many, and its difference has no sign.
+run with fewer steps than the paper's says how many, and its difference has no mark (≈ ▲ ▼).
 
 ![Table 1, the paper's numbers and ours](pictures/table1.png)
 """

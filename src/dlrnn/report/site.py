@@ -83,7 +83,7 @@ def _page(name: str, main: Html, problems: Sequence[str]) -> str:
         tag("header", tag("a", "dlrnn", href="index.html", class_="brand"), _navigation(name)),
         tag("main", _problems(problems), main, id="main", tabindex=-1),
         tag("footer", tag("p", "Written by ", tag("code", "dlrnn report"),
-                          " from recorded results; no number is typed by hand.")),
+                          " from recorded results; findings and notes are written by hand.")),
     )  # fmt: skip
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 

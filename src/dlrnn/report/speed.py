@@ -64,7 +64,8 @@ def speed(
 ) -> Html:
     """Time against length (read from the path), and relative time per step."""
     said = not_shown(path)
-    by_length = [tag("p", f"{said[0].upper()}{said[1:]}.")]
+    before, command, after = f"{said[0].upper()}{said[1:]}.".rsplit("`", 2)
+    by_length = [tag("p", before, tag("code", command), after)]
     if (plot := length_plot(lengths)) is not None and lengths is not None:
         by_length = [plot, _length_table(lengths)]
     return join(

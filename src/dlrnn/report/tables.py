@@ -18,6 +18,7 @@ from dlrnn.report.svg import Axis, Number, Series, line_plot
 
 NUMERIC = "0123456789–−"
 NEAR = "“As in the paper” is within .03 (R², loss) or 1.5 points (percent)."
+TIMED = ("table1", "table3", "table6")
 JUDGED = "Only runs of the paper's sizes and steps have a colour; others say what they are."
 
 
@@ -27,6 +28,7 @@ def table_page(table: Table, results: Sequence[Results]) -> Html:
         tag("h1", f"Table {table.name[-1]}: {table.title}"),
         tag("p", table.caption, class_="lead"),
         tag("p", count_text(table)),
+        _times_elsewhere() if table.name in TIMED else None,
         shift_plot(table) if table.name == "table2" else None,
         tag("h2", "As in the paper"),
         tag(
@@ -42,6 +44,10 @@ def table_page(table: Table, results: Sequence[Results]) -> Html:
         _list(table),
         [dialog(table, cell, results) for cell in table.cells.values()],
     )
+
+
+def _times_elsewhere() -> Html:
+    return tag("p", "Times per step are on the page ", tag("a", "Speed", href="speed.html"), ".")
 
 
 def count_text(table: Table) -> str:

@@ -158,7 +158,7 @@ def found(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:
                 "task": header["task"],
                 "samples": sum(header["counts"].values()),
                 "seed": header["seed"],
-                "state": "whole" if path.name == shards.MANIFEST else "not finished",
+                "state": "built" if path.name == shards.MANIFEST else "not finished",
             }
         except (ValueError, KeyError, TypeError, IndexError):
             continue  # not one of ours

@@ -263,7 +263,12 @@ class Split:
 
     def _file(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
-            self._files[shard] = pq.ParquetFile(self._paths[shard], memory_map=True)
+            path = self._paths[shard]
+            try:
+                self._files[shard] = pq.ParquetFile(path, memory_map=True)
+            except pa.ArrowInvalid as error:
+                advice = f"`dlrnn data verify {path.parent}` looks at every file"
+                raise ValueError(f"{path} is damaged ({error}): {advice}") from None
             if len(self._files) > OPEN:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(shard)

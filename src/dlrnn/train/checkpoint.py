@@ -114,7 +114,8 @@ def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, An
             found = {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
             counters: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
+        there = "it cannot be read" if path.exists() else "there is no such file"
+        raise ValueError(f"{path}: {there}") from None
     except (SafetensorError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from error

@@ -156,7 +156,11 @@ def _check_names(arguments: Sequence[str], known: list[str]) -> None:
         if not argument.startswith("--") or free or name in known:
             continue
         near = get_close_matches(name, known, n=1)
-        advice = f"did you mean --{near[0]}?" if near else "`dlrnn recipes --show` prints them all"
+        advice = (
+            f"did you mean --{near[0]}?"
+            if near
+            else "`dlrnn recipes --show RECIPE` prints them all"
+        )
         raise ValueError(f"there is no setting --{name}: {advice}")
 
 
