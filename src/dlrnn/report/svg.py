@@ -1,5 +1,6 @@
 """Plots as inline SVG, drawn here; `report.js` shows the values of points under mouse and keys."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,17 +111,45 @@ def line_plot(
     across = x.scale(xs, LEFT, WIDTH - RIGHT)
     up = y.scale(ys, HEIGHT - BOTTOM, TOP)
     parts = [_axes(x, y, across, up)]
+    lines = [
+        [(across(a), min(max(up(b), TOP), HEIGHT - BOTTOM)) for a, b in one.points]
+        for one in series
+    ]
     for value, name in guides:
         place = up(value)
         parts.append(tag("line", class_="guide", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place))
-        below = place + 14 if place < TOP + 14 else place - 5
-        parts.append(tag("text", name, class_="guide-name", x=WIDTH - RIGHT, y=below))
-    for one in series:
-        places = [(across(a), min(max(up(b), TOP), HEIGHT - BOTTOM)) for a, b in one.points]
+        left, base = _free_place(name, place, lines)
+        parts.append(tag("text", name, class_="guide-name", x=left, y=base))
+    for one, places in zip(series, lines, strict=True):
         path = " ".join(f"{'L' if k else 'M'}{a:g} {b:g}" for k, (a, b) in enumerate(places))
         line, names = tag("path", d=path), (x.label, y.label)
         parts.append(_many(one, line, names) if one.dense else _few(one, line, names, places))
     return _figure(key, title, description, parts, series, note=note)
+
+
+def _free_place(
+    name: str, guide: Number, lines: Sequence[Sequence[tuple[Number, Number]]]
+) -> tuple[float, float]:
+    """Where a guide's name begins, and its base: above or below, from right to left, where the
+    fewest pieces of lines pass.
+    """
+    wide = 8.0 * len(name)
+    bases = [base for base in (guide - 5, guide + 14) if TOP + 9 <= base <= HEIGHT - BOTTOM]
+    room = WIDTH - RIGHT - wide - LEFT
+    corners = [(LEFT + room * k / 4, base) for k in (4, 3, 2, 1, 0) for base in bases]
+
+    def passing(corner: tuple[float, float]) -> int:
+        left, base = corner
+        return sum(
+            left - 4 <= a + t * (c - a) <= left + wide + 4
+            and base - 15 <= b + t * (d - b) <= base + 5
+            for line in lines
+            for (a, b), (c, d) in itertools.pairwise(line)
+            for t in (k / 16 for k in range(17))
+        )
+
+    left, base = min(corners, key=passing)
+    return round(left, 1), round(base, 1)
 
 
 def bar_plot(
