@@ -31,12 +31,13 @@ from dlrnn.train import (
     train,
     with_overrides,
 )
+from dlrnn.train.ahead import made_ahead, threads_for
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.evaluate import scores
 from dlrnn.train.folder import Lines, checkout
 from dlrnn.train.plain import may_stop, plain_level
 from dlrnn.train.processes import make_fabric
-from dlrnn.train.step import TrainingStep, _processes_here, _threads, prefetched
+from dlrnn.train.step import TrainingStep, _processes_here, prefetched
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 
@@ -84,7 +85,7 @@ def test_nothing_is_dropped_in_an_evaluation():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
-    monkeypatch.setattr("dlrnn.train.step._threads", lambda *_: threads)
+    monkeypatch.setattr("dlrnn.train.step.threads_for", lambda *_: threads)
     task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
     asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
     step = _step(asked, torch.device("cpu"))
@@ -99,13 +100,35 @@ def test_a_model_on_the_cpu_leaves_half_of_the_cores(monkeypatch):
     several = {(64, "cuda", 1): 16, (128, "cuda", 8): 14, (16, "cuda", 8): 1, (8, "cpu", 2): 2}
     for (cores, device, processes), threads in (alone | several).items():
         monkeypatch.setattr(os, "sched_getaffinity", Mock(return_value=range(cores)), raising=False)
-        assert _threads(torch.device(device), processes) == threads
+        assert threads_for(torch.device(device), processes) == threads
 
 
 def test_the_cores_are_shared_by_the_processes_of_a_machine():
     several = Mock(parallel_devices=[torch.device("cpu")] * 8)
     assert _processes_here(Mock(strategy=several)) == 8
     assert _processes_here(make_fabric(DEVICE.type, "fp32")) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ahead_but_not_far_and_nothing_in_vain(threads):
+    begun = []
+
+    def make(number):
+        begun.append(number)
+        if number == 30:
+            raise ValueError("a sample that cannot be")
+        return 10 * number
+
+    made = made_ahead(make, range(5, 100, 5), threads)
+    assert [next(made), next(made)] == [50, 100]
+    assert max(begun) <= 5 * (1 + threads + 2 + 1)
+    made.close()
+    known = len(begun)
+    assert list(made) == []
+    assert len(begun) == known, "the rest is not made"
+    with pytest.raises(ValueError, match="a sample that cannot be"):
+        list(made_ahead(make, range(5, 100, 5), threads))
+    assert list(made_ahead(make, range(0), threads)) == []
 
 
 def test_threads_draw_at_once():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrnn.tasks import Batch, Task
+from dlrnn.train.ahead import made_ahead, threads_for
 from dlrnn.train.config import RunConfig
 from dlrnn.train.step import forward
 
@@ -28,9 +29,15 @@ def held_out(
     """The batches of a split: all of a set on disk, else `eval_batches`."""
     size, count = config.batch_size, task.count(split)
     batches = config.eval_batches if count is None else -(-count // size)
-    for step in range(share.first, batches, share.of):
+
+    def batch(step: int) -> Batch:
         here = size if count is None else min(size, count - step * size)
-        yield task.sample(here, split=split, step=step, device=device, of=size)
+        return task.sample(here, split=split, step=step, device=device, of=size)
+
+    steps = range(share.first, batches, share.of)
+    if task.on_device:
+        return map(batch, steps)
+    return made_ahead(batch, steps, threads_for(device, share.of))
 
 
 def evaluate(

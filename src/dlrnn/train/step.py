@@ -1,9 +1,6 @@
 """One update of the parameters: on a GPU a captured graph, elsewhere plain PyTorch."""
 
-import os
-from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -13,6 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from dlrnn.nn import held_kernels, param_groups
 from dlrnn.tasks import Batch, Task
+from dlrnn.train.ahead import made_ahead, threads_for
 from dlrnn.train.config import RunConfig
 from dlrnn.train.sharded import is_sharded, share
 
@@ -240,31 +238,12 @@ def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
 def prefetched(
     step: TrainingStep, start: int, stop: int
 ) -> Generator[list[Batch] | None, None, None]:
-    """The micro-batches of steps start .. stop - 1; None each where the device makes them.
-
-    Those that come from the host are made by threads, a few steps ahead: drawing 16 images takes
-    longer than a GPU's step.
-    """
+    """The micro-batches of steps start .. stop - 1; None each where the device makes them."""
     if step.task.on_device:
         yield from (None for _ in range(start, stop))
         return
-    threads = _threads(step.device, _processes_here(step.fabric))
-    with ThreadPoolExecutor(threads) as pool:
-        ahead = deque[Future[list[Batch]]]()
-        for k in range(start, stop):
-            for later in range(k + len(ahead), min(k + threads + 2, stop)):
-                ahead.append(pool.submit(step.samples, later))
-            yield ahead.popleft().result()
-
-
-def _threads(device: torch.device, processes: int) -> int:
-    """Of this process's share of the cores half, which a model on the CPU leaves; with a GPU all
-    but two, 16 at most.
-    """
-    known = getattr(os, "sched_getaffinity", None)
-    cores = (len(known(0)) if known else os.cpu_count() or 1) // processes
-    free = cores // 2 if device.type == "cpu" else cores - 2
-    return max(1, min(16, free))
+    threads = threads_for(step.device, _processes_here(step.fabric))
+    yield from made_ahead(step.samples, range(start, stop), threads)
 
 
 def _processes_here(fabric: "Fabric") -> int:
