@@ -38,7 +38,7 @@ def test_no_results_at_all(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     capsys.readouterr()
     assert main(["report", "--out", "file"]) == 2
-    assert capsys.readouterr().err == "dlrnn report: file: File exists\n"
+    assert capsys.readouterr().err == "dlrnn report: file is a file; a folder was expected\n"
 
 
 def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
