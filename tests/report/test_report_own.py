@@ -279,7 +279,7 @@ def test_own_runs_are_columns(site, visit):
             assert "not run" not in text or text.endswith("not run")
     listed = page.locator("table.list thead th").all_inner_texts()
     listed = [head.partition("↕")[0].strip() for head in listed]
-    assert listed[3:] == ["paper", "ours", "difference", *COLUMNS, "our steps", "our seeds"]
+    assert listed[3:] == ["paper", "ours", "difference", "steps", "seeds", *COLUMNS]
 
 
 def test_own_runs_where_models_are_rows(site, visit):

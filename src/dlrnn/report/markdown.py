@@ -38,8 +38,8 @@ def markdown(results: Sequence[Results]) -> str:
 
 
 def _rows(table: Table) -> str:
-    head = ("task", "model", "metric", "paper", "ours", "difference", *table.sources)
-    head = (*head, "steps", "seeds", "spread", "not as in the recipe")
+    head = ("task", "model", "metric", "paper", "ours", "difference", "steps", "seeds", "spread")
+    head = (*head, "not as in the recipe", *table.sources)
     lines = [head, ("---",) * len(head)]
     lines += [_row(table, cell, metric) for cell in table.cells.values() for metric in cell.metrics]
     return "".join(f"| {' | '.join(map(_text, line))} |\n" for line in lines)
@@ -55,11 +55,11 @@ def _row(table: Table, cell: Cell, metric: str) -> tuple[str, ...]:
         paper_number(cell, metric),
         our_number(seeds),
         _difference(metric, found) if found else "",
-        *(_source(cell, metric, source) for source in table.sources),
         steps_text(seeds.records) if seeds else "",
         str(len(seeds.records)) if seeds else "",
         "" if spread is None else number(metric, spread),
         seeds.records[0].settings if seeds else "",
+        *(_source(cell, metric, source) for source in table.sources),
     )
 
 

@@ -181,11 +181,9 @@ def _opening(cell: Cell, source: str, lines: list[Html], label: str, kind: str) 
 
 
 def _list(table: Table) -> Html:
-    our = "our " if table.sources else ""
-    names = ("task", "model", "metric", "paper", "ours", "difference")
+    names = ("task", "model", "metric", "paper", "ours", "difference", "steps", "seeds")
     heads = [_sorting_head(n, "number" if k > 2 else None) for k, n in enumerate(names)]
     heads += [_sorting_head(name, "number own") for name in table.sources]
-    heads += [_sorting_head(f"{our}{name}", "number") for name in ("steps", "seeds")]
     rows = [
         _list_row(table, cell, metric) for cell in table.cells.values() for metric in cell.metrics
     ]
@@ -209,9 +207,9 @@ def _list_row(table: Table, cell: Cell, metric: str) -> Html:
         _number("paper", paper_number(cell, metric), cell.paper.get(metric)),
         _number("ours", link, seeds.mean if seeds else None),
         _number("difference", badge(cell, metric), found.value if found else None),
-        [_source_cell(cell, metric, source) for source in table.sources],
         _number("steps", steps_text(records), records[0].steps, "steps") if records else _nothing(),
         _number("seeds", str(len(records)), len(records)) if records else _nothing(),
+        [_source_cell(cell, metric, source) for source in table.sources],
         role="row",
     )
 
