@@ -94,7 +94,7 @@ def by_definition(layer, x):
     return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
 
 
-@pytest.mark.parametrize("length", [1, 2, 21])
+@pytest.mark.parametrize("length", [1, 2, 16, 21, 25])
 @pytest.mark.parametrize(("kind", "options"), CAUSAL + BOTH_WAYS, ids=named)
 def test_layer_is_its_definition_gradients_included(kind, options, length):
     layer = make(kind, options)

@@ -53,10 +53,12 @@ class LocalAttention(Attention):
         length, chunk = q.shape[1], self.chunk
         if length <= chunk:
             return super()._attend(q, k, v, lengths)
+        if self.bidirectional and lengths is None:
+            return self._both_sides(q, k, v)
         if missing := -length % chunk:
             q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
-        if self.bidirectional:
-            return self._both_sides(q, k, v, lengths, length)[:, :length]
+        if lengths is not None and self.bidirectional:
+            return self._both_sides_padded(q, k, v, lengths)[:, :length]
         return self._past(q, k, v)[:, :length]
 
     def _past(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,13 +71,26 @@ class LocalAttention(Attention):
         y = attention(q, k, v, self.heads, causal=True).unflatten(0, (batch, count))
         return torch.cat((y[:, 0, : self.chunk], y[:, :, self.chunk :].flatten(1, 2)), dim=1)
 
-    def _both_sides(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, length: int
-    ) -> Tensor:
+    def _both_sides(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Windows of three chunks, and those at the ends, which are shorter, each by itself."""
+        length, chunk = q.shape[1], self.chunk
+        last = max(length // chunk - 1, 1) * chunk  # here windows of three end
+
+        def of(start: int) -> Tensor:
+            seen = slice(max(start - chunk, 0), start + 2 * chunk)
+            return attention(q[:, start : start + chunk], k[:, seen], v[:, seen], self.heads)
+
+        ends = [of(start) for start in (0, *range(last, length, chunk))]
+        if last > chunk:
+            keys, values = (_windows(t[:, : last + chunk], chunk, 3) for t in (k, v))
+            queries = q[:, chunk:last]
+            y = attention(queries.reshape(-1, chunk, q.shape[2]), keys, values, self.heads)
+            ends.insert(1, y.reshape(queries.shape))
+        return torch.cat(ends, dim=1)
+
+    def _both_sides_padded(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         """Every chunk between its neighbours; what is beyond either end is not seen."""
         chunk = self.chunk
-        if lengths is None:
-            lengths = torch.full(q.shape[:1], length, device=q.device)
         known = torch.arange(q.shape[1], device=q.device) < lengths[:, None]  # [B, L]
         known = F.pad(known, (chunk, chunk))
         visible = known.unfold(1, 3 * chunk, chunk).flatten(0, 1)[:, None]  # [B n, 1, 3 chunk]

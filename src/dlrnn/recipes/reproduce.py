@@ -94,7 +94,7 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
             "paper": numbers(row.paper),
             "yours": numbers(row.ours) or None,
             "status": row.status,
-            "minutes": round(recipe.cost),
+            "minutes": max(1, round(recipe.cost)),
         }
         rows.append(line)
     return rows

@@ -38,8 +38,8 @@ def markdown(results: Sequence[Results]) -> str:
 
 
 def _rows(table: Table) -> str:
-    head = ("task", "model", "metric", "paper", "ours", "difference", "steps", "seeds", "spread")
-    head = (*head, "not as in the recipe", *table.sources)
+    names = ("task", "model", "metric", "paper", "ours", "difference", "steps", "seeds", "spread")
+    head = (*names, "not as in the recipe", *table.sources)
     lines = [head, ("---",) * len(head)]
     lines += [_row(table, cell, metric) for cell in table.cells.values() for metric in cell.metrics]
     return "".join(f"| {' | '.join(map(_text, line))} |\n" for line in lines)
