@@ -75,7 +75,10 @@ def test_an_own_mixer(tmp_path, monkeypatch, capsys):
     assert train(tmp_path / "own", *options) == 0
     told = capsys.readouterr()
     assert "R2" in told.out
-    assert "readers_package.MyLayer does not inherit the options of dlr (d_state 128" in told.err
+    assert (
+        "readers_package.MyLayer does not inherit the options of dlr (d_state, dt_min, dt_max)"
+        in told.err
+    )
 
 
 def test_wrong_settings(tmp_path, capsys):
@@ -104,6 +107,33 @@ def test_wrong_settings(tmp_path, capsys):
     ):
         assert said in sentence(capsys, *command, *wrong)
     assert not (tmp_path / "a").exists(), "nothing was begun"
+
+
+def test_wrong_sweeps(tmp_path, capsys):
+    """Nothing is begun."""
+    command = ["sweep", "table1/cum*/dlr-1", "--out", str(tmp_path / "a"), *WHERE[2:]]
+    for wrong, said in (
+        (["--stepz", "5"], "did you mean --steps"),
+        (["--steps", "abc"], "--steps takes a whole number, not 'abc'"),
+        (["--seed", "3"], "a sweep has --seeds N"),
+        (["--seed=3"], "a sweep has --seeds N"),
+    ):
+        assert said in sentence(capsys, *command, *wrong)
+    said = sentence(capsys, "sweep", "--steps", "3", "table1/cum*/dlr-1", *WHERE[2:])
+    assert "there is no recipe '3'" in said
+    assert said.endswith("recipes come first: dlrnn sweep RECIPE ... --steps 100")
+    assert "come first" not in sentence(capsys, "sweep", "table1/cun*", *WHERE[2:])
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_sweep_says_once_what_a_mixer_does_not_inherit(tmp_path, capsys, monkeypatch):
+    sent, row = {}, {"recipe": "table1/cumsum/dlr-1", "status": "done"}
+    monkeypatch.setattr("dlrnn.recipes.sweep.sweep", lambda *_, **how: sent.update(how) or [row])
+    changes = ["--model.mixer", "attention", "--lr", "1e-4"]
+    assert main(["sweep", "table1/cum*/dlr-1", *changes, *WHERE[2:]]) == 0
+    notes = [n for n in capsys.readouterr().err.splitlines() if n.startswith("note: attention")]
+    assert len(notes) == 1
+    assert sent["overrides"] == changes
 
 
 def test_wrong_runs(done, tmp_path, capsys):

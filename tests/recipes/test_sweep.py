@@ -2,36 +2,25 @@
 
 import importlib
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from dlrnn.recipes import run_path
+from dlrnn.recipes import changed_path, run_config, run_path
 from dlrnn.recipes.catalogue import get
 from dlrnn.recipes.sweep import chosen, sweep
-from dlrnn.train import RunFolder
+from dlrnn.train import RunFolder, with_overrides
+
+STEPS = ["--steps", "3"]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Three steps a run: given to its process, and to what its folder is compared with."""
-    module = importlib.import_module("dlrnn.recipes.sweep")
-    own, scaled = module._job, module.run_config
-
-    def few_steps(recipe, scale, seed):
-        from dataclasses import replace
-
-        return replace(scaled(recipe, scale, seed), steps=3)
-
-    def job(*arguments):
-        made = own(*arguments)
-        if made is None or "--resume" in made.command:
-            return made
-        return made._replace(command=[*made.command, "--steps", "3", "--writer", "none"])
-
-    outcome = importlib.import_module("dlrnn.recipes.outcome")
-    monkeypatch.setattr(module, "_job", job)
-    monkeypatch.setattr(module, "run_config", few_steps)
-    monkeypatch.setattr(outcome, "run_config", few_steps)
+def path_of(name, out, *, overrides=STEPS, scale="tiny", seed=0):
+    recipe = get(name)
+    config = with_overrides(run_config(recipe, scale, seed), overrides)
+    return changed_path(recipe, out, scale, config)
 
 
 def test_patterns():
@@ -59,21 +48,22 @@ def test_a_wrong_pattern_is_told_the_nearest(wrong, right):
     assert chosen([right])
 
 
-def test_a_sweep(small, tmp_path, monkeypatch, capsys):
-    options = {"scale": "tiny", "out": tmp_path, "seeds": [0], "jobs": 2}
-    broken = run_path(get("table1/cummax/dlr-1"), tmp_path, "tiny", 0)
+def test_a_sweep(tmp_path, monkeypatch, capsys):
+    options = {"overrides": STEPS, "scale": "tiny", "out": tmp_path, "seeds": [0], "jobs": 2}
+    broken = path_of("table1/cummax/dlr-1", tmp_path)
     broken.mkdir(parents=True)
     (broken / "something").write_text("of somebody else")
     rows = sweep(["table1/cum*/dlr-1"], **options)
     by_name = {row["recipe"]: row for row in rows}
     assert by_name["table1/cumsum/dlr-1"]["status"] == "done"
+    assert by_name["table1/cumsum/dlr-1"]["paper"] == 1.0
     assert by_name["table1/cummax/dlr-1"]["status"] == "broken"
     assert "is not empty" in by_name["table1/cummax/dlr-1"]["said"]
     said = capsys.readouterr().err.splitlines()
     assert "table1/cumsum/dlr-1, seed 0: done" in said
     assert "table1/cummax/dlr-1, seed 0: broken" in said
     (broken / "something").unlink()
-    done = run_path(get("table1/cumsum/dlr-1"), tmp_path, "tiny", 0)
+    done = path_of("table1/cumsum/dlr-1", tmp_path)
     written = (done / "result.json").stat().st_mtime_ns
     assert all(row["status"] == "done" for row in sweep(["table1/cum*/dlr-1"], **options))
     assert (done / "result.json").stat().st_mtime_ns == written, "not run again"
@@ -88,6 +78,61 @@ def test_a_sweep(small, tmp_path, monkeypatch, capsys):
     assert by_name["table1/cumsum/dlr-1"]["said"] == "best.safetensors is damaged"
     assert by_name["table1/cummax/dlr-1"]["status"] == "done", "one does not stop the others"
     assert RunFolder.open(broken).result["steps"] == 3
+
+
+def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):
+    recipe = get("table1/shift/dlr-1")
+    own = changed_path(recipe, tmp_path, "tiny", run_config(recipe, "tiny", 1))
+    assert own == run_path(recipe, tmp_path, "tiny", 1)
+    named = [["--steps", "3"], ["--steps", "4"], ["--steps", "3", "--lr", "2e-3"]]
+    paths = {path_of(recipe.name, tmp_path, overrides=each, seed=1) for each in named}
+    assert len(paths) == 3
+    assert all(path.parent == own.parent and path.name.startswith("seed-1-") for path in paths)
+
+
+def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
+    """A mixer of one's own, on several tasks: found where the command is given."""
+    (tmp_path / "own_mixer.py").write_text(
+        "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
+        "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = [*STEPS, "--model.mixer", "own_mixer.Twice", "--model.layers=1"]
+    rows = sweep(["table1/cum*/dlr-1"], overrides=changes, scale="tiny", out="out", jobs=2)
+    assert [row["status"] for row in rows] == ["done", "done"]
+    for row in rows:
+        config = RunFolder.open(path_of(row["recipe"], "out", overrides=changes)).config
+        assert (config.steps, config.model.mixer) == (3, "own_mixer.Twice")
+        assert config.model.mixer_options == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number):
+    """Of three runs, two at once, one is not begun."""
+    changes = ["--steps=4000", "--eval_every=4000", "--checkpoint_every=4000", "--log_every=1"]
+    where = ["--scale", "tiny", "--out", str(tmp_path), "--device", "cpu"]
+    asked = ["table1/cumsum/dlr-1", "--seeds", "3", "--jobs", "2", *where, *changes]
+    command = [sys.executable, "-m", "dlrnn", "sweep", *asked]
+    paths = [path_of(asked[0], tmp_path, overrides=changes, seed=k) for k in range(3)]
+    timings = [path / "timing.jsonl" for path in paths[:2]]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not all(path.exists() and path.read_text() for path in timings):  # a step was made
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    lines = said.strip().splitlines()
+    assert sorted(line.partition("seed ")[2] for line in lines if line.endswith("stopped")) == [
+        "0: stopped",
+        "1: stopped",
+    ]
+    assert lines[-1] == "dlrnn sweep: stopped; the same command goes on"
+    for path in paths[:2]:
+        (checkpoint,) = path.glob("step-*.safetensors")
+        assert 0 < int(checkpoint.stem[5:]) < 4000
+    assert not paths[2].exists()
 
 
 def test_jobs_for_slurm(monkeypatch, tmp_path):
@@ -108,22 +153,27 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
             return type("Handle", (), {"job_id": str(len(sent))})
 
     monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
-    rows = sweep(["table1/cum*/dlr-1"], seeds=[0, 1], slurm="gpus", out=tmp_path)
+    changes = ["--precision", "bf16"]
+    options = {"overrides": changes, "seeds": [0, 1], "out": tmp_path}
+    rows = sweep(["table1/cum*/dlr-1"], slurm="gpus", **options)
     assert [row["said"] for row in rows] == [f"submitted as {k}" for k in (1, 2, 3, 4)]
     assert {row["status"] for row in rows} == {"not run"}
     for command, row in zip(sent, rows, strict=True):
         shell, option, line = command
         assert (shell, option) == ("bash", "-c")
         train, test = (shlex.split(each)[2:] for each in line.split(" && "))
-        path = str(run_path(get(row["recipe"]), tmp_path, "full", row["seed"]))
+        place = {"overrides": changes, "scale": "full", "seed": row["seed"]}
+        path = str(path_of(row["recipe"], tmp_path, **place))
         assert train[:3] == ["dlrnn", "train", row["recipe"]]
+        assert train[train.index("--out") + 1] == path
+        assert train[train.index("--precision") + 1] == "bf16"
         assert test == ["dlrnn", "eval", path, "--device", "cpu"]
 
 
-def test_one_bad_folder_does_not_stop_the_others(small, tmp_path):
-    bad = run_path(get("table1/cummax/dlr-1"), tmp_path, "tiny", 0)
+def test_one_bad_folder_does_not_stop_the_others(tmp_path):
+    bad = path_of("table1/cummax/dlr-1", tmp_path)
     bad.mkdir(parents=True)
     (bad / "config.json").write_text("[]")
-    rows = sweep(["table1/cum*/dlr-1"], scale="tiny", out=tmp_path)
+    rows = sweep(["table1/cum*/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
     status = {row["recipe"]: row["status"] for row in rows}
     assert status == {"table1/cumsum/dlr-1": "done", "table1/cummax/dlr-1": "broken"}

@@ -75,5 +75,5 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "ok" if value else "FAILED"
     if isinstance(value, float):
-        return f"{value:.1e}" if abs(value) < 1e-2 else f"{value:.4g}"
+        return f"{value:.1e}" if 0 < abs(value) < 1e-2 else f"{value:.4g}"
     return str(value)

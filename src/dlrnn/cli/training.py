@@ -1,7 +1,6 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -56,6 +55,12 @@ def add(commands: Any) -> None:
     device_option(again)
 
     sweep = command(commands, "sweep", _sweep, "many recipes and seeds, in several processes")
+    sweep.set_defaults(takes_overrides=True)
+    sweep.usage = "dlrnn sweep RECIPE ... [--seeds 3] [--jobs 2] [--scale tiny] [--steps 100 ...]"
+    sweep.epilog = (
+        "Any setting can be changed for all of them, as `dlrnn train` does it for one:"
+        " dlrnn sweep 'table1/*/dlr-1' --scale tiny --model.mixer my_package.MyLayer"
+    )
     sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help="names or patterns: 'table1/*'")
     sweep.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
     sweep.add_argument("--jobs", type=count, default=1, help="processes at once")
@@ -128,27 +133,22 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     if given.recipe not in recipes.RECIPES and any(w in recipes.RECIPES for w in given.overrides):
         raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ...")
     recipe = recipes.get(given.recipe)
-    config = overridden(recipes.scaled(recipe, given.scale), given.overrides)
-    own = recipes.run_config(recipe, given.scale, config.seed)
-    path = recipes.run_path(recipe, "runs", given.scale, config.seed)
-    if config != own:  # the recipe's own folder is for the recipe as it is
-        digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
-        path = path.with_name(f"{path.name}-{digest}")
-    _tell_what_is_not_inherited(own, config)
-    return given.out or path, config
+    own = recipes.scaled(recipe, given.scale)
+    config = overridden(own, given.overrides)
+    if note := _not_inherited(own, config):
+        print(note, file=sys.stderr)
+    return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
 
 
-def _tell_what_is_not_inherited(own: "RunConfig", config: "RunConfig") -> None:
+def _not_inherited(own: "RunConfig", config: "RunConfig") -> str:
     """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`."""
     before, mixer = own.model, config.model.mixer
     options = getattr(before, "mixer_options", {})
     if mixer == before.mixer or not options:
-        return
-    named = ", ".join(f"{name} {value}" for name, value in options.items())
-    print(
-        f"note: {mixer} does not inherit the options of {before.mixer} ({named});"
-        " --model.mixer_options.NAME VALUE sets its own",
-        file=sys.stderr,
+        return ""
+    return (
+        f"note: {mixer} does not inherit the options of {before.mixer} ({', '.join(options)});"
+        " --model.mixer_options.NAME VALUE sets its own"
     )
 
 
@@ -261,8 +261,10 @@ def _reproduce(given: argparse.Namespace) -> int:
 def _sweep(given: argparse.Namespace) -> int:
     from dlrnn.recipes.sweep import sweep
 
+    _check_changes(given)
     rows = sweep(
         given.recipes,
+        overrides=given.overrides,
         seeds=range(given.seeds),
         jobs=given.jobs,
         slurm=given.slurm,
@@ -276,3 +278,25 @@ def _sweep(given: argparse.Namespace) -> int:
     else:
         print_table("Runs", rows)
     return 1 if any(row["status"] == "broken" for row in rows) else 0
+
+
+def _check_changes(given: argparse.Namespace) -> None:
+    """Before a run begins: settings that are none, and what another mixer does not inherit."""
+    from dlrnn import recipes
+    from dlrnn.recipes.sweep import chosen
+
+    if any(word.partition("=")[0] == "--seed" for word in given.overrides):
+        raise ValueError("a sweep has --seeds N, for seeds 0 .. N-1, instead of --seed")
+    try:
+        found = chosen(given.recipes)
+    except ValueError as error:
+        if not given.overrides:
+            raise
+        order = "recipes come first: dlrnn sweep RECIPE ... --steps 100"
+        raise ValueError(f"{error}; {order}") from None
+    notes: dict[str, None] = {}
+    for recipe in found if given.overrides else []:
+        own = recipes.scaled(recipe, given.scale)
+        notes[_not_inherited(own, overridden(own, given.overrides))] = None
+    for note in filter(None, notes):
+        print(note, file=sys.stderr)

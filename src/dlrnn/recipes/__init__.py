@@ -8,7 +8,7 @@
 """
 
 from dlrnn.recipes.catalogue import RECIPES, TABLES, get
-from dlrnn.recipes.outcome import run_config, run_path
+from dlrnn.recipes.outcome import changed_path, run_config, run_path
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.reproduce import listing, reproduce, select, status_of, write_table
 from dlrnn.recipes.rows import Row
@@ -21,6 +21,7 @@ __all__ = [
     "Row",
     "Scale",
     "as_in_paper",
+    "changed_path",
     "get",
     "listing",
     "reproduce",

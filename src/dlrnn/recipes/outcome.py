@@ -1,5 +1,6 @@
 """What has come out of a recipe's runs so far, read from their folders."""
 
+import hashlib
 import math
 import re
 from dataclasses import asdict, dataclass, replace
@@ -40,13 +41,26 @@ def run_path(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Path:
     return Path(out) / scale / recipe.name / f"seed-{seed}"
 
 
+def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfig) -> Path:
+    """`run_path`, which is for the recipe as it is; other settings have OUT/.../seed-K-DIGEST."""
+    path = run_path(recipe, out, scale, config.seed)
+    if config == run_config(recipe, scale, config.seed):
+        return path
+    digest = hashlib.sha256(config.to_json().encode()).hexdigest()
+    return path.with_name(f"{path.name}-{digest[:8]}")
+
+
 def outcome(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Outcome:
     """Of the run with that seed."""
     path = run_path(recipe, out, scale, seed)
+    return outcome_in(path, recipe, run_config(recipe, scale, seed))
+
+
+def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
+    """Of the run of a recipe, with its settings or others, in its folder."""
     if not (path / CONFIG).is_file():
         return Outcome(NOT_RUN)
     try:
-        config = run_config(recipe, scale, seed)
         check_folder(path, config)
         return _progress(recipe, RunFolder(path), config)
     except ValueError as error:

@@ -1,27 +1,42 @@
 """Many runs, each a process of its own: locally a few at a time, or as Slurm jobs."""
 
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrnn.recipes.catalogue import RECIPES, advice
-from dlrnn.recipes.outcome import check_folder, outcome, run_config, run_path, score_best
+from dlrnn.recipes.outcome import changed_path, check_folder, outcome_in, run_config, score_best
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
+from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.folder import CONFIG, RunFolder
 
 
-class Job(NamedTuple):
-    """One run that is not complete."""
+class Wanted(NamedTuple):
+    """A run that was asked for."""
 
     recipe: Recipe
-    seed: int
+    config: RunConfig
     path: Path
+
+    @property
+    def name(self) -> str:
+        """To speak of it."""
+        return f"{self.recipe.name}, seed {self.config.seed}"
+
+
+class Job(NamedTuple):
+    """A run that is not complete."""
+
+    run: Wanted
     command: list[str]
 
 
@@ -49,6 +64,7 @@ def _advice(pattern: str) -> str:
 def sweep(
     patterns: Sequence[str],
     *,
+    overrides: Sequence[str] = (),
     seeds: Iterable[int] = (0,),
     jobs: int = 1,
     slurm: str | None = None,
@@ -59,67 +75,119 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Run every recipe with every seed; what is complete is left alone, what was stopped goes on.
 
-    A run that breaks does not stop the others; its last words are in its row and its log. With a
-    Slurm partition the jobs are submitted, and a later sweep tells how they went.
+    `overrides` are settings that all of them change, as `with_overrides` takes them. A run that
+    breaks does not stop the others; its last words are in its row and its log. With a Slurm
+    partition the jobs are submitted, and a later sweep tells how they went.
     """
-    wanted = [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]
+    wanted = []
+    for recipe, seed in [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]:
+        config = run_config(recipe, scale, seed)
+        config = with_overrides(config, overrides) if overrides else config
+        wanted.append(Wanted(recipe, config, changed_path(recipe, out, scale, config)))
     where = ["--device", device, *(["--until-plain"] if until_plain else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
-    for recipe, seed in wanted:
-        path = run_path(recipe, out, scale, seed)
+    for run in wanted:
         try:
-            if job := _job(recipe, seed, path, scale, where):
-                waiting.append(job)
+            if command := _command(run, ["--scale", scale, *overrides]):
+                waiting.append(Job(run, [*command, *where]))
         except ValueError as error:  # this folder, not the others
-            said[path] = str(error)
+            said[run.path] = str(error)
     if slurm is not None:
         said |= _submit(waiting, Path(out), slurm, device)
     else:
-        with ThreadPoolExecutor(jobs) as pool:
-            said |= dict(zip((job.path for job in waiting), pool.map(_run, waiting), strict=True))
-    rows = []
-    for recipe, seed in wanted:
-        path = run_path(recipe, out, scale, seed)
-        broken = said.get(path, "")
-        if not broken and slurm is None:
-            try:
-                score_best(path, device)
-            except ValueError as error:  # this run, not the others
-                broken = str(error)
-        found = outcome(recipe, out, scale, seed)
-        status = "broken" if broken and slurm is None else found.status
-        scores = found.scores or {}
-        row = {"recipe": recipe.name, "seed": seed, "status": status}
-        rows.append({**row, "score": next(iter(scores.values()), None), "said": broken})
-    return rows
+        said |= _run_all(waiting, jobs)
+    return [_row(run, said.get(run.path, ""), None if slurm else device) for run in wanted]
 
 
-def _job(recipe: Recipe, seed: int, path: Path, scale: Scale, where: list[str]) -> Job | None:
+def _command(run: Wanted, settings: list[str]) -> list[str] | None:
+    """None if it is complete."""
     own = [sys.executable, "-m", "dlrnn", "train"]
-    if not (path / CONFIG).is_file():
-        new = [recipe.name, "--scale", scale, "--seed", str(seed), "--out", str(path)]
-        return Job(recipe, seed, path, [*own, *new, *where])
-    check_folder(path, run_config(recipe, scale, seed))
-    if RunFolder.open(path).result is not None:
+    if not (run.path / CONFIG).is_file():
+        seed = str(run.config.seed)
+        return [*own, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
+    check_folder(run.path, run.config)
+    if RunFolder.open(run.path).result is not None:
         return None
-    return Job(recipe, seed, path, [*own, "--resume", str(path), *where])
+    return [*own, "--resume", str(run.path)]
 
 
-def _run(job: Job) -> str:
-    """The last line that was said, nothing if all went well."""
-    log = job.path.with_suffix(".log")
+def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
+    """How it went; on a device it is tested first, if it was not."""
+    if not said and device:
+        try:
+            score_best(run.path, device)
+        except ValueError as error:  # this run, not the others
+            said = str(error)
+    found = outcome_in(run.path, run.recipe, run.config)
+    return {
+        "recipe": run.recipe.name,
+        "seed": run.config.seed,
+        "status": "broken" if said and device else found.status,
+        "paper": next(iter(run.recipe.paper.values()), None),
+        "score": next(iter((found.scores or {}).values()), None),
+        "said": said,
+    }
+
+
+def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
+    """So many at once. Ctrl-C and SIGTERM end the runs too, each with a checkpoint."""
+    running: list[subprocess.Popen[bytes]] = []
+    stopped = threading.Event()
+
+    def run(job: Job) -> str:
+        return _run(job, running, stopped)
+
+    with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
+        try:
+            return dict(zip((job.run.path for job in waiting), pool.map(run, waiting), strict=True))
+        except KeyboardInterrupt:
+            stopped.set()
+            for process in running.copy():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone can listen
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Event) -> str:
+    """The last line that was said, nothing if all went well.
+
+    In a process group of its own: a terminal's Ctrl-C is ours to pass on, once; a second one would
+    end a run before its checkpoint.
+    """
+    log = job.run.path.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    name = f"{job.recipe.name}, seed {job.seed}"
-    print(f"{name}: begins, {log}", file=sys.stderr)
-    with open(log, "a") as file:
-        done = subprocess.run(job.command, stdout=file, stderr=file, check=False)
-    ended = {0: "done", 130: "stopped"}.get(done.returncode, "broken")
-    print(f"{name}: {ended}", file=sys.stderr)
-    if done.returncode == 0:
+    if stopped.is_set():
+        return "not begun"
+    print(f"{job.run.name}: begins, {log}", file=sys.stderr)
+    with (
+        open(log, "a") as file,
+        subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
+        ) as process,
+    ):
+        running.append(process)
+        if stopped.is_set():
+            process.terminate()
+        status = process.wait()
+        running.remove(process)
+    ended = {0: "done", 130: "stopped", -signal.SIGTERM: "stopped"}.get(status, "broken")
+    print(f"{job.run.name}: {ended}", file=sys.stderr)
+    if status == 0:
         return ""
     said = log.read_text().strip().splitlines()
-    return said[-1] if said else f"exit status {done.returncode}"
+    return said[-1] if said else f"exit status {status}"
 
 
 def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[Path, str]:
@@ -132,8 +200,8 @@ def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[
     executor.update_parameters(partition=partition, gpus_per_node=1, time=24 * 60)
     submitted = {}
     for job in waiting:
-        test = [sys.executable, "-m", "dlrnn", "eval", str(job.path), "--device", device]
+        test = [sys.executable, "-m", "dlrnn", "eval", str(job.run.path), "--device", device]
         both = f"{shlex.join(job.command)} && {shlex.join(test)}"
         handle = executor.submit(submitit.helpers.CommandFunction(["bash", "-c", both]))
-        submitted[job.path] = f"submitted as {handle.job_id}"
+        submitted[job.run.path] = f"submitted as {handle.job_id}"
     return submitted
