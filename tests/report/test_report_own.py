@@ -10,7 +10,7 @@ from dlrnn import recipes
 from dlrnn.cli import main
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
-from dlrnn.report.cells import state_text
+from dlrnn.report.cells import dialog, fall_text, state_text
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
@@ -68,8 +68,56 @@ def test_what_is_held_against_the_paper(changed, verdict, value):
     found = cell.difference("R2")
     assert cell.verdict == verdict
     assert (None if found is None else round(found.value, 6)) == value
-    both = cell_of(made_up.record(), made_up.record(seed=1, **changed))
-    assert both.verdict == verdict, "one that is cut is not averaged away"
+
+
+@pytest.mark.parametrize("scale", ["tiny", "changed"])
+def test_one_of_another_size_is_not_averaged_away(scale):
+    assert cell_of(made_up.record(), made_up.record(seed=1, scale=scale)).verdict is None
+
+
+def test_one_that_was_cut_does_not_count_beside_one_that_was_not():
+    whole, cut = made_up.record(value=0.96), made_up.record(seed=1, steps=33000, value=0.99)
+    found = cell_of(whole, cut)
+    assert (found.ours["R2"].mean, found.ours["R2"].spread, found.verdict) == (0.96, None, "worse")
+    assert state_text(found.ours["R2"]) == ""
+    row = next(line for line in markdown([Results("ours", [cut, whole])]).splitlines()
+               if line.startswith("| Shift | DLR, 1 layer"))  # fmt: skip
+    assert "| 0.960 | ▼ −0.040 |  | 40000 of 40000 | 1 |" in row
+    table = make_tables([Results("ours", [whole, cut])])[0]
+    text = dialog(table, table.cells[SHIFT], [])
+    assert "<dt>Not in the mean</dt><dd>seed 1: cut short</dd>" in text
+    assert "at step 33000, before its end: the command goes on to 40000" in text
+    assert cell_of(cut).ours["R2"].mean == 0.99, "alone it is what there is"
+    two = cell_of(cut, made_up.record(seed=2, steps=34000, value=0.97))
+    assert (two.ours["R2"].mean, two.verdict) == (pytest.approx(0.98), None)
+    diverged = cell_of(whole, made_up.record(seed=1, steps=33000, value=None))
+    assert diverged.ours["R2"].mean is None, "one that diverged is not averaged away"
+
+
+def test_the_last_evaluation_stands_beside_the_best():
+    """CumMax's run ends far below its best, Shift's does not."""
+    cummax = "table1/cummax/dlr-1"
+    records = [made_up.record(value=0.99), made_up.record(cummax, value=0.51)]
+    ends = dict(zip((record.stem for record in records), (0.985, 0.42), strict=True))
+    curves = {stem: {"validation R2": [(1000, 0.1), (2000, end)]} for stem, end in ends.items()}
+    results = [Results("ours", records, curves)]
+    table = make_tables(results)[0]
+    assert [table.cells[name].ours["R2"].last for name in (SHIFT, cummax)] == [0.985, 0.42]
+    assert [fall_text(table.cells[n].ours["R2"]) for n in (SHIFT, cummax)] == ["", "last 0.420"]
+    assert counts(table)[:4] == (66, 2, 2, 1)
+    told = "2 of them as in the paper, or better (1 by their last evaluation instead of the best)"
+    assert told in count_text(table)
+    assert "| 0.510 | ≈ −0.010 | 0.420 | 40000 of 40000 |" in markdown(results)
+    assert "at the last evaluation 0.420" in dialog(table, table.cells[cummax], results)
+    seeds = [made_up.record(seed=k, value=0.9) for k in (0, 1)]
+    one = {seeds[0].stem: {"validation R2": [(1000, 0.8)]}}
+    assert cell_of(*seeds).ours["R2"].last is None
+    half = make_tables([Results("ours", seeds, one)])[0].cells[SHIFT]
+    assert half.ours["R2"].last is None, "of one of two is no mean"
+    other = made_up.record("table3/listops-subtrees/dlr", metric="accuracy", split="test")
+    curve = {other.stem: {"validation accuracy": [(1, 0.5)], "validation R2": [(1, 0.5)]}}
+    table3 = make_tables([Results("ours", [other], curve)])[2]
+    assert table3.cells[other.recipe].ours["accuracy"].last is None, "it is tested"
 
 
 def test_only_what_is_alike_is_averaged():
@@ -115,14 +163,14 @@ def test_what_was_cut_or_stopped_is_counted():
     changes = [{}, {"steps": 5000}, {"steps": 20000, "stopped": STOPPED, "value": 0.52}]
     records = [made_up.record(n, **c) for n, c in zip(names, changes, strict=True)]
     table = make_tables([Results("ours", records)])[0]
-    assert counts(table) == (66, 3, 2, 1, 1)
+    assert counts(table) == (66, 3, 2, 2, 1, 1)
     assert count_text(table) == (
         "3 of 66 cells measured; 2 of them as in the paper, or better; 1 cut short of the paper's"
         " steps, and not judged; 1 stopped early, plainly at 0 or 1."
     )
     text = markdown([Results("ours", records)])
     rows = [line for line in text.splitlines() if line.startswith("| ") and " of 40000" in line]
-    assert [row.split(" | ")[5:7] for row in rows] == [
+    assert [row.split(" | ")[5:8:2] for row in rows] == [
         ["≈ −0.010", "40000 of 40000"],
         ["−0.010", "5000 of 40000"],
         ["≈ 0.000", "20000 of 40000, stopped early"],

@@ -1,8 +1,8 @@
-"""Table 2: Shift, one layer, at lengths up to a million. R2 after the last step.
+"""Table 2: Shift, one layer, at lengths up to a million. R2, the best of its evaluations.
 
 Expect: DLR and SGConv (N or d = 4096) fall from .8 to .9 at length 16384 to .2 at a million, and
-DLR-prod stays at .98 up to 262144 and gets .78 at a million; .22 is the copy that is not shifted
-and some of the next. DLR-R fails at 256 already.
+DLR-prod stays at .98 up to 262144 and gets .78 at a million; .22 is the copy that is not
+shifted, 8/36. DLR-R fails at 256 already.
 Hardware: the paper's was one 3090. On one H200, 86000 steps of DLR take about 1 minute at 16384,
 8 at 262144 and 32 at a million; DSS-exp three times as long (estimates: cost.py).
 

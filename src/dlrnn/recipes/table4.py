@@ -3,8 +3,8 @@
 Expect: DLR 60.5 on ListOps, 86.7 on Text, 89.1 on Retrieval, 92.5 on Pathfinder, 94.5 on Path-X and
 97.1 on SpeechCommands, about as S4D-Inv and S4-LegS, far above the Transformer.
 Hardware: the paper does not say. On one H200, DLR takes about half an hour for ListOps, 1 for
-Pathfinder, 5 for Path-X and 1.3 for SpeechCommands; the Transformer 13 and more (estimates:
-cost.py).
+Pathfinder, 5 for Path-X and 1.3 for SpeechCommands; the Transformer 2.5 for Text
+and 13 to 27 for the others (estimates: cost.py).
 
 The Transformer has no number for Path-X and SpeechCommands, S4D-Inv none for SpeechCommands. The
 sets must be there: `dlrnn data build listops`, `pathfinder`, `path-x`, `dlrnn data import text`,

@@ -60,28 +60,41 @@ class Seeds:
 
     metric: str
     records: list[Record]
+    lasts: dict[int, float] = field(default_factory=dict)  # by seed: R2 at the end of its curve
+
+    @property
+    def counted(self) -> list[Record]:
+        """Those that were not cut short, or diverged before that; if all were, all."""
+        whole = [each for each in self.records if each.value is None or not each.is_cut]
+        return whole or self.records
+
+    @property
+    def last(self) -> float | None:
+        """The mean of the last evaluations, where the best one counts; None if one is not known."""
+        values = [self.lasts[each.seed] for each in self.counted if each.seed in self.lasts]
+        return mean(values) if len(values) == len(self.counted) else None
 
     @property
     def mean(self) -> float | None:
         """None if a run diverged."""
-        values = [record.value for record in self.records if record.value is not None]
-        return mean(values) if len(values) == len(self.records) else None
+        values = [record.value for record in self.counted if record.value is not None]
+        return mean(values) if len(values) == len(self.counted) else None
 
     @property
     def spread(self) -> float | None:
         """The largest less the smallest, None for fewer than two seeds."""
-        values = [record.value for record in self.records if record.value is not None]
+        values = [record.value for record in self.counted if record.value is not None]
         return max(values) - min(values) if len(values) > 1 else None
 
     @property
     def size(self) -> str:
         """Of the first that is not "full"."""
-        return next((record.size for record in self.records if record.size != FULL), FULL)
+        return next((record.size for record in self.counted if record.size != FULL), FULL)
 
     @property
     def is_comparable(self) -> bool:
-        """Every run has the paper's sizes and steps, or stopped when its value was plain."""
-        return all(record.is_comparable for record in self.records)
+        """Every one has the paper's sizes and steps, or stopped when its value was plain."""
+        return all(record.is_comparable for record in self.counted)
 
     def against(self, paper: float | None) -> Difference | None:
         """None where one of the two is missing, or the sizes are others; cut short: no verdict."""
@@ -127,6 +140,12 @@ class Cell:
         """None where one of the two is missing."""
         seeds = self.found.get(column, {}).get(metric)
         return None if seeds is None else seeds.against(self.paper.get(metric))
+
+    def is_good_at_the_end(self, metric: str) -> bool:
+        """Near the paper or better by its last evaluation, too, if another one counts."""
+        last = self.ours[metric].last if metric in self.ours else None
+        found = None if last is None else difference(metric, last, self.paper[metric])
+        return found is None or found.verdict != "worse"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -193,6 +212,7 @@ class Counts(NamedTuple):
     cells: int
     measured: int
     near_or_better: int
+    at_the_end: int  # near or better by the last evaluation, not the best
     cut: int  # fewer steps than the paper's: not compared
     stopped: int  # early, at 0 or 1
 
@@ -200,8 +220,9 @@ class Counts(NamedTuple):
 def counts(table: Table) -> Counts:
     """How much of a table there is, and how good it is."""
     verdicts = [cell.verdict for cell in table.grid]
-    good = sum(verdict in ("near", "better") for verdict in verdicts)
-    ours = [[r for seeds in cell.ours.values() for r in seeds.records] for cell in table.grid]
+    good = [cell for cell in table.grid if cell.verdict in ("near", "better")]
+    at_the_end = sum(all(map(cell.is_good_at_the_end, cell.metrics)) for cell in good)
+    ours = [[r for seeds in cell.ours.values() for r in seeds.counted] for cell in table.grid]
     cut = sum(any(r.is_cut or r.size != FULL for r in records) for records in ours)
     stopped = sum(any(record.stopped for record in records) for records in ours)
-    return Counts(len(verdicts), sum(map(bool, ours)), good, cut, stopped)
+    return Counts(len(verdicts), sum(map(bool, ours)), len(good), at_the_end, cut, stopped)

@@ -1,9 +1,10 @@
 """A cell of a table: its number, its difference, and the dialog with all that is behind it."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from dlrnn.recipes.recipe import PLACES
-from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed
+from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed, tolerance
 from dlrnn.report.collect import thinned
 from dlrnn.report.html import Html, join, tag
 from dlrnn.report.records import FULL, Record
@@ -41,7 +42,7 @@ def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
         return None
     text = signed(metric, found.value)
     if found.verdict is None:
-        cut = any(record.is_cut for record in cell.found[column][metric].records)
+        cut = any(record.is_cut for record in cell.found[column][metric].counted)
         why = " cut short, not judged" if cut else " not judged"
         hidden = tag("span", why, class_="hidden")
         return tag("span", text, hidden, class_="badge open")
@@ -65,12 +66,20 @@ def state_text(seeds: Seeds) -> str:
     if seeds.size == "tiny":
         return "tiny"
     other = ["other sizes"] if seeds.size != FULL else []
-    if any(record.is_untested for record in seeds.records):
+    if any(record.is_untested for record in seeds.counted):
         other.append("validation, not tested")
-    if any(record.steps < record.steps_asked for record in seeds.records):
-        steps, _, early = steps_text(seeds.records).partition(", ")
+    if any(record.steps < record.steps_asked for record in seeds.counted):
+        steps, _, early = steps_text(seeds.counted).partition(", ")
         other.append(f"{early}: {steps} steps" if early else f"{steps} steps")
     return ", ".join(other)
+
+
+def fall_text(seeds: Seeds) -> str:
+    """Where a run ended far from its best evaluation, which counts: "last 0.423"; else ""."""
+    if seeds.last is None or seeds.mean is None:
+        return ""
+    far = abs(seeds.mean - seeds.last) > tolerance(seeds.metric)
+    return f"last {number(seeds.metric, seeds.last)}" if far else ""
 
 
 def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
@@ -115,7 +124,8 @@ def _value(cell: Cell, metric: str, column: str) -> Html:
     if seeds is None:
         return tag("span", our_number(seeds), class_="quiet")
     spread = None if seeds.spread is None else f"spread {number(metric, seeds.spread)}"
-    rest = ", ".join(filter(None, (state_text(seeds), spread)))
+    last = None if seeds.last is None else f"at the last evaluation {number(metric, seeds.last)}"
+    rest = ", ".join(filter(None, (state_text(seeds), last, spread)))
     quiet = tag("span", rest, class_="quiet") if rest else None
     return join(our_number(seeds), " ", badge(cell, metric, column), " ", quiet)
 
@@ -169,11 +179,14 @@ def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -
 
 def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
     """How the numbers of a column came about; what several seeds share is said once."""
-    records = next(iter(by_metric.values())).records
+    first = next(iter(by_metric.values()))
+    records = first.records
+    aside = [f"seed {each.seed}" for each in records if each not in first.counted]
     facts: list[tuple[str, Html | str | None]] = [
         ("Steps", steps_text(records)),
-        ("Stopped", _joined(record.stopped for record in records)),
+        ("Stopped", _joined(record.stopped or _cut(record) for record in records)),
         ("Seeds", ", ".join(str(record.seed) for record in records)),
+        ("Not in the mean", f"{', '.join(aside)}: cut short" if aside else None),
         ("Measured on", _joined(f"the {r.split} split" for r in records)),
         ("Command", join([tag("code", record.command) for record in records])),
         ("Not as in the recipe", _joined(r.differs for r in records)),
@@ -188,6 +201,15 @@ def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
     rows = [join(tag("dt", name), tag("dd", text)) for name, text in facts if text]
     name = "Our runs" if column == OURS else f"Runs of {column}"
     return join(tag("h3", name), tag("dl", rows))
+
+
+def _cut(record: Record) -> str:
+    """What the command of a run that was not brought to its end does not say."""
+    asked = re.search(r"--steps (\d+)", record.command)
+    steps = int(asked[1]) if asked else record.steps_asked
+    if not record.is_cut or record.size != FULL or record.steps >= steps:
+        return ""
+    return f"at step {record.steps}, before its end: the command goes on to {steps}"
 
 
 def _versions(record: Record) -> str:

@@ -29,7 +29,10 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             empty = Cell(record.recipe, {}, None, finding=one.notes.get(record.recipe, ""))
             cell = cells.setdefault(record.recipe, empty)
             metrics = cell.found.setdefault(source, {})
-            metrics.setdefault(record.metric, Seeds(record.metric, [])).records.append(record)
+            seeds = metrics.setdefault(record.metric, Seeds(record.metric, []))
+            seeds.records.append(record)
+            if record.metric == "R2" and (curve := _validated(one, record)):
+                seeds.lasts[record.seed] = curve[-1][1]
     for cell in cells.values():
         for by_metric in cell.found.values():
             for seeds in by_metric.values():
@@ -49,6 +52,11 @@ def _aside(record: Record, usual: Record) -> str:
     told = [record.variant, other if record.settings != usual.settings else ""]
     told.append("not tested" if record.is_untested != usual.is_untested else "")
     return ", ".join(filter(None, told))
+
+
+def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
+    """The curve that its value is the best of."""
+    return results.curves.get(record.stem, {}).get("validation R2", [])
 
 
 def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:

@@ -7,6 +7,7 @@ from dlrnn.report.cells import (
     badge,
     cell_id,
     dialog,
+    fall_text,
     our_number,
     paper_number,
     state_text,
@@ -65,6 +66,8 @@ def count_text(table: Table) -> str:
         f"{found.measured} of {found.cells} cells measured",
         f"{found.near_or_better} of them as in the paper, or better",
     ]
+    if found.at_the_end < found.near_or_better:
+        parts[-1] += f" ({found.at_the_end} by their last evaluation instead of the best)"
     if found.cut:
         parts.append(f"{found.cut} cut short of the paper's steps, and not judged")
     if found.stopped:
@@ -168,7 +171,8 @@ def _numbers(cell: Cell, source: str) -> list[Html]:
     for metric in cell.metrics:
         value = tag("span", our_number(found.get(metric)), class_="ours")
         lines.append(tag("span", value, " ", badge(cell, metric, source), class_="pair"))
-    for state in dict.fromkeys(map(state_text, found.values())):
+    told = (text(seeds) for text in (state_text, fall_text) for seeds in found.values())
+    for state in dict.fromkeys(told):
         lines += [tag("span", state, class_="share")] if state else []
     return lines
 
@@ -198,7 +202,7 @@ def _list_row(table: Table, cell: Cell, metric: str) -> Html:
     number = our_number(seeds)
     name = f"{number}, {table.cell_title(cell)}"
     link = tag("a", number, href=f"#{cell_id(cell)}", aria_haspopup="dialog", aria_label=name)
-    records = seeds.records if seeds else []
+    records = seeds.counted if seeds else []
     return tag(
         "tr",
         tag("th", table.title_of(cell.task), scope="row", role="rowheader"),
