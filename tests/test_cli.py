@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -131,8 +132,72 @@ def test_bench_tables(capsys, monkeypatch):
         *((1, 1), (1.5, 1), (5, 19)),
     ]
     assert [row["L"] for row in found["models"][:3]] == [1, 1.5, 4]
+    assert {row["precision"] for row in found["models"] + found["table3"]} == {"fp32"}
     assert main(given) == 0
     assert "Pathfinder-Segmentation-128" in capsys.readouterr().out
+
+
+def test_bench_tables_has_attention_in_bf16_on_a_gpu(monkeypatch):
+    tables = importlib.import_module("dlrnn.bench.tables")
+    cost = {"fp32": 8.0, "bf16": 2.0}
+    monkeypatch.setattr(tables, "step_ms", lambda config, *_: cost[config.precision])
+    for rows in (tables._atomic, tables._higher_order):
+        found = rows(torch.device("cuda"), "tiny", 1)
+        ms = {row["precision"]: row.get("ms", row.get("L ms")) for row in found}
+        assert ms == cost
+        both = [row["model"] for row in found if row["precision"] == "bf16"]
+        assert both == [row["model"] for row in found
+                        if "ttention" in row["model"] and row["precision"] == "fp32"]  # fmt: skip
+        assert found[0]["precision"] == "fp32", "DLR, the unit"
+
+
+def test_bench_lengths(capsys, monkeypatch):
+    """Every mixer at every length; one that is wrong has no time."""
+    lengths = importlib.import_module("dlrnn.bench.lengths")
+    wide = lengths.PEERS["attention"]._replace(up_to=8)
+    monkeypatch.setitem(lengths.PEERS, "attention", wide)
+    wrong = lengths.Peer(lambda case: Wrong(case.channels))
+    monkeypatch.setitem(lengths.PEERS, "wrong", wrong)
+    for slow in ("s4", "s4d", "attention-ff"):
+        monkeypatch.delitem(lengths.PEERS, slow)
+    small = ["bench", "lengths", "--factor", "1024", "--repeats", "1", "--device", "cpu"]
+    assert main([*small, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["cases"]
+    assert [row["L"] for row in rows] == [2, 2, 2, *(2**k for k in range(1, 9))]
+    for row in rows:
+        for name in ("layer dss", "layer sgconv", "layer local-attention"):
+            assert row[name] > 0
+            assert row[f"{name} error"] < 1e-5
+        assert ("layer attention" in row) == (row["L"] <= 8)
+        assert row["layer wrong error"] > 1e-5
+        assert "layer wrong" not in row
+    assert main(small) == 0
+    told = capsys.readouterr().out
+    assert "layer local-attention" in told
+    assert "the largest error against float64 is" in told
+
+
+class Wrong(torch.nn.Linear):
+    """Right in float64 only."""
+
+    def __init__(self, channels):
+        super().__init__(channels, channels)
+
+    def forward(self, x):
+        return super().forward(x) * (1 if x.dtype == torch.float64 else 1.001)
+
+
+def test_bench_lengths_in_bf16():
+    """As on a GPU: attention is checked with another tolerance."""
+    lengths = importlib.import_module("dlrnn.bench.lengths")
+    torch.manual_seed(0)
+    layer, x, dy = lengths.Attention(16), torch.randn(1, 50, 16), torch.randn(1, 50, 16)
+    cpu = torch.device("cpu")
+    for coarse, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
+        run = partial(
+            lengths._run, layer, precision=partial(lengths._precision, cpu, coarse=coarse)
+        )
+        assert least < lengths._error(layer, run, x, dy) <= most
 
 
 def test_bench_step(capsys):
@@ -409,9 +474,7 @@ def test_data(capsys, tmp_path, monkeypatch):
         assert text in printed.err
 
 
-@pytest.mark.parametrize(
-    "what", ["layer --all --factor 256", "conv --factor 256", "lengths --factor 64"]
-)
+@pytest.mark.parametrize("what", ["layer --all --factor 256", "conv --factor 256"])
 def test_bench_at_the_paper_s_sizes(what, capsys):
     command = ["bench", *what.split(), "--device", "cpu", "--repeats", "1"]
     assert main([*command, "--json"]) == 0

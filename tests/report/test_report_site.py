@@ -204,7 +204,9 @@ def test_the_site_is_small(tmp_path):
 
 def test_relative_times(tmp_path, site):
     """Measured alone, by the benchmark: a recorded run may have shared its GPU."""
-    assert "LocalAttention2738" in pages(site)["speed"].text
+    text = pages(site)["speed"].text
+    assert "LocalAttention2738" in text
+    assert "LocalAttention, bf165.50.58" in text
     older = made_up.step_times()
     del older["table3"]
     (tmp_path / "step-times.json").write_text(json.dumps(older))
@@ -212,6 +214,29 @@ def test_relative_times(tmp_path, site):
     write_site(tmp_path / "site", [read_results(tmp_path, "ours")], tmp_path / "none")
     text = pages(tmp_path / "site")["speed"].text
     assert "Table 3Not measured: there is no recorded dlrnn bench step --tables." in text
+
+
+def test_time_against_length_of_every_mixer(tmp_path, site):
+    """Whole layers in a plot of their own, on the page of speed; without them there is none."""
+    text = pages(site)["speed"].text
+    one, other = "Time of a layer against its length", "Time of a layer of every mixer against"
+    between = text[text.index(one) : text.index(other)]
+    assert "DLR, the paper's listing" in between
+    assert "DSS-exp" not in between
+    after = text[text.index(other) : text.index("The same as a table")]
+    for title in ("DLR, our kernels", "DSS-exp", "attention, bf16", "ceiling for DLR"):
+        assert title in after
+    assert "plain PyTorch" not in after
+    assert other not in pages(site)["index"].text
+    lengths = made_up.lengths()
+    for row in lengths["cases"]:
+        for name in [name for name in row if name.startswith("layer ")]:
+            del row[name]
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths))
+    write_site(tmp_path / "site", [Results("ours")], tmp_path / "lengths.json")
+    text = pages(tmp_path / "site")["speed"].text
+    assert one in text
+    assert other not in text
 
 
 def test_what_is_behind_every_seed(tmp_path):

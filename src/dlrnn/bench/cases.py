@@ -1,4 +1,4 @@
-"""`dlrnn bench layer --all`, `bench conv` and `bench lengths`: every backend and peer in one run.
+"""`dlrnn bench layer --all` and `bench conv`: every backend and peer in one run.
 
 Forward + backward. On a GPU the times are its own, of calls in a CUDA graph. Beside each number the
 ceiling: what the bytes and the products would take at the rates of one H200.
@@ -77,19 +77,9 @@ CASES = (
 def bench_cases(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     """Every layer of the paper: our backends, the paper's listing, attention."""
     where = torch.device(device)
-    cases = told([case if factor == 1 else case.smaller(factor) for case in CASES], _name)
-    rows = [_layer(case, where, repeats) for case in cases]
-    return {**_machine(where, factor), "cases": rows}
-
-
-def bench_lengths(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
-    """The layer (H 128, N 1024), 2^16 positions in sequences of 2^8 to 2^16, or one up to 2^18."""
-    where = torch.device(device)
-    lengths = [2**k for k in range(8, 19)]
-    cases = [Case(str(L), max(1, 2**16 // L), 128, 1024, L, L) for L in lengths]
-    cases = [case if factor == 1 else case.smaller(factor) for case in cases]
-    rows = [_layer(case, where, repeats) for case in told(cases, _name)]
-    return {**_machine(where, factor), "cases": rows}
+    cases = told([case if factor == 1 else case.smaller(factor) for case in CASES], name_of)
+    rows = [layer_row(case, where, repeats) for case in cases]
+    return {**machine(where, factor), "cases": rows}
 
 
 def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
@@ -97,17 +87,19 @@ def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     where = torch.device(device)
     short = (Case("512", 64, 128, 0, 512, 512), Case("2048", 32, 128, 0, 2048, 2048))
     cases = [case if factor == 1 else case.smaller(factor) for case in (*short, *CASES)]
-    rows = [_convolution(case, where, repeats) for case in told(cases, _name)]
-    return {**_machine(where, factor), "cases": rows}
+    rows = [_convolution(case, where, repeats) for case in told(cases, name_of)]
+    return {**machine(where, factor), "cases": rows}
 
 
-def _name(case: Case) -> str:
+def name_of(case: Case) -> str:
+    """To tell what is being measured."""
     return f"{case.name}: B {case.batch}, L {case.length}"
 
 
-def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
+def layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
+    """DLR by every backend, the paper's listing, attention; nothing if an answer is wrong."""
     torch.manual_seed(0)
-    before = _allocated(device)
+    before = allocated(device)
     layer = DLR(case.channels, case.states, **case.options).to(device)
     shape = case.batch, case.length, case.channels
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
@@ -127,7 +119,7 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
         functions["listing"] = partial(_run, listing, x, dy)
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:
         functions["attention bf16"] = partial(_attention, x)
-    row |= _times(functions, device, repeats, before)
+    row |= times(functions, device, repeats, before)
     known = {"goal": case.goal, "authors": case.authors}
     row |= {name: value for name, value in known.items() if value is not None}
     return {**row, "ceiling": _rounded(case.ceiling)}
@@ -135,7 +127,7 @@ def _layer(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
 
 def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    before = _allocated(device)
+    before = allocated(device)
     u = torch.randn(case.batch, case.length, case.channels, device=device)
     rows = 2 if case.two_sided else 1
     kernels = torch.randn(rows, case.channels, case.kernel, device=device) / case.kernel**0.5
@@ -150,11 +142,11 @@ def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, An
         require_right(errors, TOLERANCE)
         row[f"{name} error"] = max(errors.values())
         functions[name] = partial(_with, name, _convolve, u, *kernels.unbind())
-    row |= _times(functions, device, repeats, before)
+    row |= times(functions, device, repeats, before)
     return {**row, "ceiling": _rounded(5e3 * 4 * u.numel() / BANDWIDTH)}
 
 
-def _times(
+def times(
     functions: dict[str, Callable[[], object]], device: torch.device, repeats: int, before: int
 ) -> dict[str, float | None]:
     """Ms by name, and the most memory at once; None where there is not enough of it."""
@@ -177,7 +169,8 @@ def _times(
     return found
 
 
-def _allocated(device: torch.device) -> int:
+def allocated(device: torch.device) -> int:
+    """Bytes of a GPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -220,7 +213,8 @@ def _in_float64(layer: DLR, case: Case) -> DLR:
     return exact
 
 
-def _machine(device: torch.device, factor: int) -> dict[str, Any]:
+def machine(device: torch.device, factor: int) -> dict[str, Any]:
+    """What a result begins with."""
     return {
         "case": {"forward + backward": "ms", "sizes": "full" if factor == 1 else f"1/{factor}"},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

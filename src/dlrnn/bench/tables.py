@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -50,17 +50,22 @@ def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
     }
 
 
+def _precisions(model: str, where: torch.device) -> tuple[Literal["fp32", "bf16"], ...]:
+    """Nobody attends in fp32 on a GPU who need not: there attention has a row in bf16, too."""
+    return ("fp32", "bf16") if "attention" in model and where.type == "cuda" else ("fp32",)
+
+
 def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
     """On Shift (length L) and on Reverse (2 L), relative to the first column of its length."""
     rows = []
     for group in GROUPS:
         units: dict[str, float] = {}
-        for column in group:
-            row: dict[str, Any] = {"model": column}
+        for column, precision in [(c, p) for c in group for p in _precisions(c, where)]:
+            row: dict[str, Any] = {"model": column, "precision": precision}
             for task, length in (("shift", "L"), ("reverse", "2L")):
                 book = "table6" if "ff" in column else "table1"
-                recipe = recipes.get(f"{book}/{task}/{column}")
-                ms = step_ms(recipes.scaled(recipe, scale), where, repeats)
+                config = recipes.scaled(recipes.get(f"{book}/{task}/{column}"), scale)
+                ms = step_ms(replace(config, precision=precision), where, repeats)
                 units.setdefault(length, ms)
                 row |= {f"{length} ms": round(ms, 3), f"{length}": round(ms / units[length], 2)}
                 row[f"{length} paper"] = _published(column, length)
@@ -70,15 +75,16 @@ def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, A
 
 def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
     rows, units = [], dict[str, float]()
-    for name, model in told(list(product(HIGHER_ORDER, MODELS)), "table3/{0[0]}/{0[1]}".format):
+    cases = [(n, m, p) for n, m in product(HIGHER_ORDER, MODELS) for p in _precisions(m, where)]
+    for name, model, precision in told(cases, "table3/{0[0]}/{0[1]}, {0[2]}".format):
         config = recipes.scaled(recipes.get(f"table3/{name}/{model}"), scale)
         settings = {k: v for k, v in config.task.settings.items() if k != "folder"}
         config = replace(config, task=replace(config.task, settings=settings))  # drawn on the spot
-        ms = step_ms(config, where, repeats)
+        ms = step_ms(replace(config, precision=precision), where, repeats)
         units.setdefault(name, ms)
         title = table3.COLUMNS[name].title
         paper = row_of("table3_higher_order", MODELS[model])[title]["relative_time"]
-        row = {"task": title, "model": MODELS[model], "ms": round(ms, 3)}
+        row = {"task": title, "model": MODELS[model], "precision": precision, "ms": round(ms, 3)}
         rows.append(row | {"relative": round(ms / units[name], 2), "paper": float(paper)})
     return rows
 

@@ -12,7 +12,9 @@ def add(commands: Any) -> None:
     cases = bench.add_subparsers(dest="case", required=True, metavar="WHAT")
     layer = command(cases, "layer", _bench_layer, "the layer against the paper's listing")
     conv = command(cases, "conv", _bench_conv, "the convolution alone, at the paper's sizes")
-    lengths = command(cases, "lengths", _bench_lengths, "the layer from 256 to 2^18 positions")
+    lengths = command(
+        cases, "lengths", _bench_lengths, "a layer of every mixer, from 256 to 2^18 positions"
+    )
     kernel = command(cases, "kernel", _bench_kernel, "the kernel's accuracy at a long length")
     step = command(cases, "step", _bench_step, "the cost of a step along a sequence")
     data = command(cases, "data", _bench_data, "making a batch of each task against a step")
@@ -81,9 +83,23 @@ def _bench_conv(given: argparse.Namespace) -> int:
 
 
 def _bench_lengths(given: argparse.Namespace) -> int:
-    from dlrnn.bench.cases import bench_lengths
+    from dlrnn.bench.lengths import bench_lengths
 
-    return _print_cases(given, bench_lengths)
+    device = resolve(given.device)
+    result = bench_lengths(device=device, repeats=given.repeats, factor=given.factor)
+    if given.json:
+        return print_json(result)
+    lengths = [row["L"] for row in result["cases"]]
+    by_name: dict[str, dict[int, float | None]] = {}
+    for row in result["cases"]:
+        for name in row.keys() - {"case", "B", "L"}:
+            by_name.setdefault(name, {})[row["L"]] = row[name]
+    times = sorted(name for name in by_name if not name.endswith((" error", " GiB")))
+    rows = [{"length": n, **{str(L): by_name[n].get(L) for L in lengths}} for n in times]
+    print_table(_case(result), rows)
+    errors = [e for n, of in by_name.items() if n.endswith(" error") for e in of.values() if e]
+    print(f"the largest error against float64 is {max(errors):.1e}")
+    return 0
 
 
 def _print_cases(given: argparse.Namespace, bench: Any) -> int:

@@ -215,17 +215,19 @@ def _notes(values: Any) -> dict[str, str]:
 
 
 def _step_times(values: Any) -> dict[str, Any]:
-    """Of `bench step --tables`: the machine, and a row a model; Table 3's came later."""
+    """Of `bench step --tables`: the machine, a row a model; Table 3 and precisions came later."""
     names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
     rows = [
         {
             "model": str(row["model"]),
+            "precision": str(row.get("precision", "fp32")),
             **{n: None if row[n] is None else float(row[n]) for n in names},
         }
         for row in values["models"]
     ]
     higher = [
         {"task": str(row["task"]), "model": str(row["model"])}
+        | {"precision": str(row.get("precision", "fp32"))}
         | {n: float(row[n]) for n in ("ms", "relative", "paper")}
         for row in values.get("table3", ())
     ]

@@ -11,13 +11,24 @@ from dlrnn.report.results import Results, read_json
 from dlrnn.report.svg import Axis, Series, line_plot, shown
 from dlrnn.report.tables import plain_table
 
-MIXERS = {
+DLR = {
     "fused": "DLR, our kernels",
     "torch": "DLR, plain PyTorch",
     "listing": "DLR, the paper's listing",
     "attention bf16": "attention, bf16, without projections",
     "ceiling": "ceiling for DLR: its bytes and FLOP at an H200's rates",
 }
+LAYERS = {
+    "layer dss": "DSS-exp",
+    "layer s4d": "S4D, N 64",
+    "layer s4": "S4, N 64",
+    "layer sgconv": "SGConv",
+    "layer attention": "attention",
+    "layer local-attention": "local attention, chunks of 1024",
+    "layer attention-ff": "attention + 2 feed-forward",
+}
+"""What `bench lengths` calls the mixers beside DLR; in bf16 with " bf16" behind it."""
+
 CEILING = (
     "The ceiling (dashed) is not measured: it is the time in which an H200 could do this layer's"
     " work if nothing else took any. Bytes: five passes over the activations at 4.3 TB/s, which its"
@@ -65,16 +76,16 @@ def speed(
     """Time against length (read from the path), and relative time per step."""
     said = not_shown(path)
     before, command, after = f"{said[0].upper()}{said[1:]}.".rsplit("`", 2)
-    by_length = [tag("p", before, tag("code", command), after)]
+    by_length: list[Html | None] = [tag("p", before, tag("code", command), after)]
     if (plot := length_plot(lengths)) is not None and lengths is not None:
-        by_length = [plot, _length_table(lengths)]
+        by_length = [plot, mixer_plot(lengths), _length_table(lengths)]
     return join(
         tag("h1", "Speed"),
         tag("h2", "Time against length"),
         tag(
             "p",
-            "One layer, H 128, N 1024, forward and backward, 65536 positions in sequences of one"
-            " length, or one sequence where it is longer.",
+            "One layer, H 128, N 1024 where nothing else is said, forward and backward, 65536"
+            " positions in sequences of one length, or one sequence where it is longer.",
             class_="lead",
         ),
         by_length,
@@ -88,25 +99,50 @@ def speed(
     )
 
 
+def title_of(name: str) -> str:
+    """Of a name in lengths.json."""
+    mixer = name.removesuffix(" bf16")
+    if mixer in LAYERS:
+        return LAYERS[mixer] + (", bf16" if mixer != name else "")
+    return DLR.get(name, name)
+
+
 def length_plot(lengths: Lengths | None) -> Html | None:
-    """Every mixer, and the ceiling dashed."""
-    if lengths is None or not lengths.times:
+    """DLR by each backend, attention without projections, and the ceiling dashed."""
+    if lengths is None:
         return None
-    names = [name for name in dict.fromkeys((*MIXERS, *lengths.times)) if name in lengths.times]
+    names = [name for name in dict.fromkeys((*DLR, *lengths.times)) if name in lengths.times]
+    names = [name for name in names if not name.startswith("layer ")]
+    title = f"Time of a layer against its length, {lengths.device}"
+    return _plot("lengths", title, lengths, names, CEILING if "ceiling" in names else "")
+
+
+def mixer_plot(lengths: Lengths) -> Html | None:
+    """Whole layers of every mixer, DLR by the fastest backend, beside DLR's ceiling."""
+    layers = [name for name in lengths.times if name.startswith("layer ")]
+    dlr = next((name for name in ("fused", "torch") if name in lengths.times), None)
+    names = [*filter(None, [dlr]), *layers, *(["ceiling"] if "ceiling" in lengths.times else [])]
+    title = f"Time of a layer of every mixer against its length, {lengths.device}"
+    return _plot("mixers", title, lengths, names) if layers else None
+
+
+def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = "") -> Html | None:
     series = [
-        Series(MIXERS.get(name, name), lengths.times[name], place, dashed=name == "ceiling")
+        Series(title_of(name), lengths.times[name], place, dashed=name == "ceiling")
         for place, name in enumerate(names)
     ]
+    if not series:
+        return None
     ticks = sorted({length for one in series for length, _ in one.points})
     ends = [f"{one.name} {shown(one.points[-1][1])} ms" for one in series]
     return line_plot(
-        "lengths",
-        f"Time of a layer against its length, {lengths.device}",
+        key,
+        title,
         f"At the longest length of each: {', '.join(ends)}.",
         series,
         x=Axis("length", log=True, ticks=ticks[::2] if len(ticks) > 8 else ticks),
         y=Axis("ms", log=True),
-        note=CEILING if "ceiling" in names else "",
+        note=note,
     )
 
 
@@ -120,9 +156,14 @@ def _length_table(lengths: Lengths) -> Html:
         [shown(length), *(shown(values[n]) if n in values else "–" for n in names)]
         for length, values in sorted(by_length.items())
     ]
-    head = ["length", *(MIXERS.get(name, name) for name in names)]
+    head = ["length", *map(title_of, names)]
     table = plain_table("Milliseconds by length", head, rows)
     return tag("details", tag("summary", "The same as a table"), table)
+
+
+def _in(precision: str, model: str) -> str:
+    """What is not fp32 says so."""
+    return model if precision == "fp32" else f"{model}, {precision}"
 
 
 def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
@@ -136,14 +177,18 @@ def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
     titles = {name: title for table in tables for name, title in table.columns.items()}
     rows = [
         [
-            titles.get(row["model"], row["model"]),
+            _in(row["precision"], titles.get(row["model"], row["model"])),
             *("–" if row[n] is None else shown(row[n]) for n in names),
         ]
         for row in found["models"]
     ]
-    told = f"{found['device']}, torch {found['torch']}; all in fp32, attention too."
+    told = f"{found['device']}, torch {found['torch']}; fp32 where nothing else is said."
     higher = [
-        [row["task"], row["model"], *(shown(row[n]) for n in ("ms", "relative", "paper"))]
+        [
+            row["task"],
+            _in(row["precision"], row["model"]),
+            *(shown(row[n]) for n in ("ms", "relative", "paper")),
+        ]
         for row in found["table3"]
     ]
     columns = ["task", "model", "ms a step", "relative", "paper"]
