@@ -78,7 +78,7 @@ def test_a_line_a_step(tmp_path):
         file.write('{"step": 20, "lay')  # killed here
     for step in (20, 30):
         append_snapshot(tmp_path, model, step, 32)
-    found = read_snapshots((tmp_path / "snapshots.jsonl").read_bytes())
+    found, _ = read_snapshots((tmp_path / "snapshots.jsonl").read_bytes())
     assert [each["step"] for each in found] == [0, 10, 20, 30], "all but the line that was cut"
     append_snapshot(tmp_path / "nowhere", model_of("attention", heads=2), 0, 32)  # writes nothing
     with pytest.raises(ValueError, match="length of at least 1"):

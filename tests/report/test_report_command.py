@@ -143,6 +143,9 @@ def test_broken_things_are_a_sentence_each(tmp_path, capsys):
     (results / "step-times.json").write_text('{"models": 3}')
     (results / "breakdowns").mkdir()
     (results / "breakdowns" / f"{good.stem}.json").write_text("{}")
+    (results / "snapshots").mkdir()
+    snapshots = [json.dumps(each) for each in made_up.snapshots()[:2]]
+    (results / "snapshots" / f"{good.stem}.jsonl").write_text(f"{snapshots[0]}\n{{\n{snapshots[1]}")
     (tmp_path / "lengths.json").write_text('{"cases": [{"L": "x", "fused": "y"}]}')
     options = ["--results", str(results), "--lengths", str(tmp_path / "lengths.json")]
     assert main(["report", *options, "--out", str(tmp_path / "site")]) == 0
@@ -155,12 +158,13 @@ def test_broken_things_are_a_sentence_each(tmp_path, capsys):
         "notes.json cannot be read",
         "step-times.json cannot be read",
         f"breakdowns/{good.stem}.json cannot be read",
+        f"snapshots/{good.stem}.jsonl, line 2, is not a snapshot",
         "lengths.json cannot be read",
     ):
         assert sum(words in line for line in said) == 1, (words, said)
-    assert len(said) == 8
+    assert len(said) == 9
     page = (tmp_path / "site" / "table1.html").read_text()
-    assert "8 things could not be read; the rest is shown" in page
+    assert "9 things could not be read; the rest is shown" in page
     assert "Its curve is missing." in page
     assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
 

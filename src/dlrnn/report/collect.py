@@ -226,8 +226,8 @@ def _snapshots(folder: Path) -> list[dict[str, Any]] | None:
     if not path.exists():
         return None
     try:
-        found = read_snapshots(path.read_bytes())
-    except ValueError:  # its only line was cut
+        found, _ = read_snapshots(path.read_bytes())  # the last may be cut: the run was killed
+    except ValueError:  # it was the only one
         return None
     most = LAYERS_SHOWN // max(1, len(found[0]["layers"]))
     return thinned(found, max(2, min(STEPS_SHOWN, most)))

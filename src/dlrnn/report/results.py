@@ -75,7 +75,12 @@ def read_results(folder: str | Path, name: str) -> Results:
             found.problems.append(f"the curve {folder / CURVES / one}.csv is missing")
     found.breakdowns = _files(folder / BREAKDOWNS, "json", stems, read_breakdown, found.problems)
     found.pictures = _files(folder / PICTURES, "png", stems, read_picture, found.problems)
-    found.snapshots = _files(folder / SNAPSHOTS, "jsonl", stems, read_snapshots, found.problems)
+    for one, (read, broken) in _files(
+        folder / SNAPSHOTS, "jsonl", stems, read_snapshots, found.problems
+    ).items():
+        found.snapshots[one] = read
+        path = folder / SNAPSHOTS / f"{one}.jsonl"
+        found.problems += [f"{path}, line {number}, is not a snapshot" for number in broken]
     found.notes = read_json(folder / NOTES, _notes, found.problems) or {}
     found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems)
     return found
@@ -196,18 +201,19 @@ def read_picture(content: bytes) -> bytes:
     return content
 
 
-def read_snapshots(content: bytes) -> list[dict[str, Any]]:
-    """By step, the later line of two; a line that is cut or broken is left out."""
-    found = {}
-    for line in content.decode("utf-8", "replace").splitlines():
+def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
+    """By step, the later line of two; and which lines are cut or broken, from 1."""
+    found, broken = {}, []
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         try:
             taken = check_snapshot(json.loads(line))
         except UNREADABLE:
+            broken.append(number)
             continue
         found[taken["step"]] = taken
     if not found:
         raise ValueError("there is no snapshot in it")
-    return [found[step] for step in sorted(found)]
+    return [found[step] for step in sorted(found)], broken
 
 
 def _notes(values: Any) -> dict[str, str]:
