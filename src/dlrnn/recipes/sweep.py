@@ -138,7 +138,7 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
     def run(job: Job) -> str:
         return _run(job, running, stopped)
 
-    with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
+    with _terminated_as_interrupted(stopped), ThreadPoolExecutor(jobs) as pool:
         try:
             return dict(zip((job.run.path for job in waiting), pool.map(run, waiting), strict=True))
         except KeyboardInterrupt:
@@ -149,11 +149,18 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
+    """Once: `timeout` sends two signals, and the second must not meet us while we pass it on."""
     if threading.current_thread() is not threading.main_thread():  # which alone can listen
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(*_: object) -> None:
+        if not stopped.is_set():
+            stopped.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
