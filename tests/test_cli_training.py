@@ -11,7 +11,7 @@ from support import DEVICE
 from dlrnn import examine
 from dlrnn.cli import main
 from dlrnn.examine import _curves, _images
-from dlrnn.tasks import PathfinderSegmentation
+from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
 from dlrnn.train import RunFolder
 from dlrnn.train.checkpoint import header, save_best
@@ -107,6 +107,28 @@ def test_wrong_settings(tmp_path, capsys):
     ):
         assert said in sentence(capsys, *command, *wrong)
     assert not (tmp_path / "a").exists(), "nothing was begun"
+
+
+def test_a_mixer_that_cannot_leave_padding_out_is_told_before_a_folder_is_made(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "no_lengths.py").write_text(
+        "import torch\n\n\nclass MyLayer(torch.nn.Linear):\n"
+        "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    batch = ListOpsSubTrees.sample
+
+    def padded(self, *arguments, **options):
+        made = batch(self, *arguments, **options)
+        return made._replace(lengths=torch.full(made.inputs.shape[:1], made.inputs.shape[1]))
+
+    monkeypatch.setattr(ListOpsSubTrees, "sample", padded)
+    mixer = ["--model.mixer", "no_lengths.MyLayer"]
+    run = ["train", "table3/listops-subtrees/dlr", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
+    said = sentence(capsys, *run, *mixer)
+    assert "it takes no lengths=; make it MyLayer.forward(self, x, *, lengths=None)" in said
+    assert not (tmp_path / "a").exists()
 
 
 def test_wrong_sweeps(tmp_path, capsys):

@@ -23,9 +23,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A file itself; in a run's folder its only safetensors file."""
+    """A file itself; in a run's folder its best model; in another its only safetensors file."""
     if not path.is_dir():
         return path
+    if (best := path / "best.safetensors").is_file():
+        return best
     files = sorted(path.rglob("*.safetensors"))
     if len(files) != 1:
         found = f"{len(files)}: name one of {', '.join(map(str, files))}" if files else "none"

@@ -20,6 +20,7 @@ from dlrnn.report.site import write_site
 from dlrnn.report.tables import count_text
 
 SHIFT = "table1/shift/dlr-1"
+TINY = {"scale": "tiny", "steps_asked": 1000}
 STOPPED = "early after 20000 of 40000 steps: R2 within 0.01 of 1 for the last half of them"
 
 
@@ -270,21 +271,21 @@ def site(tmp_path):
         made_up.record(SHIFT),
         made_up.record("table1/cumsum/dlr-1", steps=5000, value=0.98),
         made_up.record("table1/reverse/dlr-1", steps=20000, value=0.001, stopped=STOPPED),
-        made_up.record("table1/cummax/dlr-1", value=0.51, variant="tiny", scale="tiny", steps=200),
+        made_up.record("table1/cummax/dlr-1", value=0.51, variant="tiny", **TINY, steps=1000),
     ]
     layer = {"variant": "my.Layer"}
     yours = Results("yours")
     yours.records = [
         made_up.record(SHIFT, value=0.97, **layer),
         made_up.record("table1/solve/dlr-1", value=0.01, steps=900, **layer),
-        made_up.record(SHIFT, value=1.0, variant="my.Layer, tiny", scale="tiny", steps=200),
+        made_up.record(SHIFT, value=1.0, variant="my.Layer, tiny", **TINY, steps=200),
         made_up.record("table3/listops-subtrees/dlr", metric="accuracy", value=60.0, **layer),
     ]
     write_site(tmp_path, [ours, yours], Path("none"))
     return tmp_path
 
 
-COLUMNS = ["ours, tiny", "yours: my.Layer", "yours: my.Layer, tiny"]
+COLUMNS = ["yours: my.Layer", "yours: my.Layer, tiny", "ours, tiny"]
 
 
 def grid(page):
@@ -310,17 +311,17 @@ def test_own_runs_are_columns(site, visit):
     shift, cumsum, cummax, reverse, solve = (
         rows[task][:4] for task in ("Shift", "CumSum", "CumMax", "Reverse", "Solve")
     )
-    assert [cell[1] for cell in shift] == ["near", "empty own", "own near", "own unknown"]
+    assert [cell[1] for cell in shift] == ["near", "own near", "own unknown", "empty own"]
     assert shift[0][2].startswith("paper 1.00 0.990 ≈ −0.010")
-    assert shift[2][2].startswith("0.970 ≈ −0.030")
-    assert shift[3][2] == "1.000 tiny", "no difference, no colour"
+    assert shift[1][2].startswith("0.970 ≈ −0.030")
+    assert shift[2][2] == "1.000 tiny, 200 of 1000 steps", "no difference, no colour"
     cut = "paper 1.00 0.980 −0.020 cut short, not judged 5000 of 40000 steps"
     assert cumsum[0][1:] == ("unknown", cut)
-    assert cummax[1][1:] == ("own unknown", "0.510 tiny")
+    assert cummax[3][1:] == ("own unknown", "0.510 tiny")
     assert reverse[0][1] == "near"
     assert "stopped early: 20000 of 40000 steps" in reverse[0][2]
-    assert solve[2][1] == "own unknown"
-    assert "900 of 40000 steps" in solve[2][2]
+    assert solve[1][1] == "own unknown"
+    assert "900 of 40000 steps" in solve[1][2]
     for cells in rows.values():
         for _, _, text in cells:
             assert not text.startswith("not run"), "the paper's number stands first"
@@ -354,15 +355,15 @@ def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
         "paper 1.00",
         "ours 0.990 ≈ −0.010 as in the paper",
         "yours: my.Layer 0.970 ≈ −0.030 as in the paper",
-        "yours: my.Layer, tiny 1.000 tiny",
+        "yours: my.Layer, tiny 1.000 tiny, 200 of 1000 steps",
     ]
     page = visit("table1#cell-table1-reverse-dlr-1")
     assert STOPPED in page.locator("dialog[open]").inner_text()
     own = visit("index").locator("ul.own li").all_inner_texts()
     assert own == [
-        "ours, tiny: Table 1 (1 cell)",
         "yours: my.Layer: Table 1 (2 cells) Table 3 (1 cell)",
         "yours: my.Layer, tiny: Table 1 (1 cell)",
+        "ours, tiny: Table 1 (1 cell)",
     ]
 
 

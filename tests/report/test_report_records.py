@@ -2,10 +2,11 @@
 
 import json
 import math
+import re
 import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import made_up
 import pytest
@@ -88,7 +89,7 @@ def test_a_run_becomes_a_record(done):
     assert record.recipe == SHIFT
     assert record.variant == "tiny"
     assert record.value == pytest.approx(last["R2"], rel=1e-5)
-    assert (record.split, record.steps, record.steps_asked) == ("validation", 4, 40000)
+    assert (record.split, record.steps, record.steps_asked) == ("validation", 4, 1000)
     assert record.seconds_per_step > 0
     assert record.wall_seconds > 0
     assert "steps 4 (" in record.differs
@@ -199,7 +200,8 @@ def test_a_longer_run_with_other_settings_replaces_nothing(tmp_path):
         for n, text in ((10, "steps 10 (40000)"), (20, "lr 0.3 (0.1)"), (30, ""))
     )
     add([short], tmp_path)
-    assert "kept the one with 10 steps" in add([other], tmp_path)[0]
+    said = "kept the one with other settings (those of the recipe, here lr 0.3 (0.1)); --variant"
+    assert said in add([other], tmp_path)[0]
     assert "replaced one with 10 steps" in add([long], tmp_path)[0]
 
 
@@ -318,9 +320,98 @@ def test_pictures_and_layers_come_along(tmp_path):
     assert (steps[0], steps[-1]) == (0, 39)
 
 
+@pytest.mark.parametrize("content", [b"[1, 2]", b"{", b"\xff\xfe", b"3"], ids=repr)
+def test_a_broken_file_beside_the_number_is_told_and_the_number_stays(done, tmp_path, content):
+    """None of them is what is measured."""
+    copy, side = tmp_path / "run", ["environment.json", "timing.jsonl", "eval-test.json"]
+    shutil.copytree(done, copy)
+    for name in (*side, "snapshots.jsonl"):
+        (copy / name).write_bytes(content + b"\n")
+    found = collect(copy)
+    assert found.records[0].value == collect(done).records[0].value
+    names = {p.split(" cannot be read")[0].removeprefix(f"{copy}/") for p in found.problems}
+    told = {*side, "snapshots.jsonl"}
+    assert names == told - {"timing.jsonl"} or names == told, "a cut line of times is one less"
+    assert main(["report", "--runs", str(copy), "--out", str(tmp_path / "site")]) == 0
+    assert f"{copy}/environment.json cannot be read" in (tmp_path / "site/index.html").read_text()
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "{", "3"])
+def test_what_the_number_rests_on_is_named_where_it_is_damaged(done, tmp_path, content, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(done, copy)
+    (copy / "result.json").write_text(content)
+    assert main(["results", "add", str(copy), "--into", str(tmp_path / "results")]) == 2
+    again = f"remove it and `dlrnn train --resume {copy}`"
+    assert f"{copy / 'result.json'} is damaged: {again}" in capsys.readouterr().err
+    assert main(["train", "--resume", str(copy), "--device", "cpu"]) == 2
+
+
+def test_records_that_end_before_their_run_are_damaged(done, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(done, copy)
+    first, *_ = (copy / "records.jsonl").read_text().splitlines(keepends=True)
+    (copy / "records.jsonl").write_text(first)
+    with pytest.raises(ValueError, match=r"is damaged: it ends at step \d, and the run"):
+        collect(copy, unfinished=True)
+    (copy / "records.jsonl").write_text("")
+    with pytest.raises(ValueError, match="it has no record of a complete run"):
+        collect(copy, unfinished=True)
+
+
+def test_a_wrong_recipe_is_told(done, tmp_path, capsys):
+    into = ["results", "add", str(done), "--into", str(tmp_path / "results"), "--recipe"]
+    assert main([*into, "table1/cumsum/dlr-1"]) == 2
+    assert f"{done} is a run on shift, and table1/cumsum/dlr-1 is not" in capsys.readouterr().err
+    assert main([*into, "table1/shift/dlr-9"]) == 0
+    assert "no recipe is called table1/shift/dlr-9: it has a row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"recipe": "table9/x/y"}, "has the table 'table9', which is none of table1, table2"),
+        ({"split": "tset"}, "has the split 'tset', which is none of train, validation, test"),
+        ({"scale": "huge"}, "has the scale 'huge', which is none of full, tiny, changed"),
+        ({"steps": -3}, "has -3 of 40000 steps"),
+        ({"steps_asked": 0}, "has 40000 of 0 steps"),
+    ],
+)
+def test_records_that_cannot_be(changed, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse_record(json.dumps({**asdict(made_up.record()), **changed}))
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path):
+    """Cut, or a folder in their place: a sentence each, and the rest is read."""
+    made = made_up.run(SHIFT)
+    made = replace(made, picture=made_up.picture(), snapshots=None)
+    add([made], tmp_path)
+    stem = made.stem
+    assert read_results(tmp_path, "ours").problems == []
+    picture, curve = tmp_path / "pictures" / f"{stem}.png", tmp_path / "curves" / f"{stem}.csv"
+    picture.write_bytes(picture.read_bytes()[: picture.stat().st_size // 2])
+    curve.write_text("".join(curve.read_text().splitlines(keepends=True)[:3]))
+    (tmp_path / "snapshots" / f"{stem}.jsonl").mkdir(parents=True)
+    (tmp_path / "step-times.json").mkdir()
+    (tmp_path / "notes.json").write_text(json.dumps({SHIFT: "fine", "table1/shfit": "x"}))
+    found = read_results(tmp_path, "ours")
+    assert len(found.records) == len(made.records)
+    assert found.notes[SHIFT] == "fine"
+    for words in (
+        f"{picture} cannot be read",
+        f"{curve} ends at step",
+        f"{stem}.jsonl cannot be read",
+        "step-times.json cannot be read",
+        "has a note on 'table1/shfit', which is no recipe",
+    ):
+        assert sum(words in problem for problem in found.problems) == 1, (words, found.problems)
+    assert len(found.problems) == 5
+
+
 def test_an_own_name_and_variant(done, tmp_path):
     into = ["--into", str(tmp_path), "--recipe", "table2/256/dlr", "--variant", "fp32 phases"]
     assert main(["results", "add", str(done), *into]) == 0
     (record,) = read_results(tmp_path, "ours").records
     assert (record.recipe, record.variant) == ("table2/256/dlr", "fp32 phases")
-    assert record.steps_asked == 86000
+    assert record.steps_asked == 1000, "of the tiny scale"

@@ -118,7 +118,7 @@ def test_sizes_that_are_not_the_recipes(changed, variant, size, tiny, tmp_path):
 def test_a_tiny_run_by_another_name(tiny, tmp_path, capsys):
     into = ["--into", str(tmp_path / "results")]
     assert main(["results", "add", str(tiny), "--variant", "mine", *into]) == 0
-    assert "_mine_seed-0: 4 steps of a tiny run, added\n" in capsys.readouterr().out
+    assert "_mine_seed-0: 4 of 1000 steps of a tiny run, added\n" in capsys.readouterr().out
     found = read_results(tmp_path / "results", "ours")
     assert found.records[0].size == "tiny"
     cell = make_tables([found])[0].cells[SHIFT]
@@ -140,7 +140,7 @@ def test_the_same_run_twice_replaces(tiny, tmp_path):
     again = collect(tiny)
     again.records[0] = made_up.replace(again.records[0], value=0.123, split="test")
     assert add([again], tmp_path) == [
-        "table1_shift_dlr-1_tiny_seed-0: 4 steps of a tiny run, replaced one with 4 steps"
+        "table1_shift_dlr-1_tiny_seed-0: 4 of 1000 steps of a tiny run, replaced one with 4 steps"
     ]
     (record,) = read_results(tmp_path, "ours").records
     assert (record.value, record.split) == (0.123, "test")

@@ -660,11 +660,13 @@ def test_lines_are_cut_back(tmp_path):
 
 def test_records_that_cannot_be_read_are_named(tmp_path):
     path = tmp_path / "records.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2, "lo')
-    assert RunFolder(tmp_path).records() == [{"step": 1}], "the last was cut"
-    path.write_text('{"step": 1}\ngarbage\n')
-    with pytest.raises(ValueError, match=r"records.jsonl, line 2, is not a record of a run"):
-        RunFolder(tmp_path).records()
+    first = '{"step": 1, "split": "train"}'
+    path.write_text(f'{first}\n{{"step": 2, "lo')
+    assert RunFolder(tmp_path).records() == [json.loads(first)], "the last was cut"
+    for wrong in ("garbage", "[1, 2]", '{"step": 2}', "\N{SNOWMAN}", "[" * 10**5):
+        path.write_text(f"{first}\n{wrong}\n")
+        with pytest.raises(ValueError, match=r"records.jsonl, line 2, is not a record of a run"):
+            RunFolder(tmp_path).records()
 
 
 def test_what_has_changed_since_is_not_gone_on_with(tmp_path, monkeypatch):

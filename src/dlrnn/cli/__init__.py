@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"
+        if isinstance(error, NotADirectoryError):
+            said = f"{error.filename}: there is a file where a folder was expected"
         if isinstance(error, FileExistsError):
             said = f"{error.filename} is a file; a folder was expected"
         print(f"dlrnn {given.command}: {said}", file=sys.stderr)

@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     adds.add_argument("--commit", metavar="HASH", help=text)
     text = "runs that were stopped, too, as far as they came"
     adds.add_argument("--unfinished", action="store_true", help=text)
-    text = "even if the run that is there has as many steps"
+    text = "instead of one that is there, whatever its steps and settings"
     adds.add_argument("--replace", action="store_true", help=text)
 
     report = command(commands, "report", _report, "a static site of the results")
@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
 
 
 def _add(given: argparse.Namespace) -> int:
+    from dlrnn.recipes.catalogue import RECIPES
     from dlrnn.report import add
     from dlrnn.report.results import RECORDS
 
@@ -58,6 +59,11 @@ def _add(given: argparse.Namespace) -> int:
         raise ValueError(problems[0])
     for problem in problems:
         print(f"dlrnn results: left out: {problem}", file=sys.stderr)
+    for problem in [problem for run in runs.values() for problem in run.problems]:
+        print(f"dlrnn results: {problem}", file=sys.stderr)
+    if given.recipe is not None and given.recipe not in RECIPES:
+        own = "it has a row of its own, beside no number of the paper's"
+        print(f"dlrnn results: no recipe is called {given.recipe}: {own}", file=sys.stderr)
     said = add(runs.values(), given.into, replace=given.replace)
     if given.json:
         return print_json(said)
@@ -113,7 +119,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
         if not runs:
             raise ValueError(problems[0])
         results += own_results(runs, given.runs)
-        results[-1].problems += problems
+        results[-1].problems += [*problems, *(p for run in runs.values() for p in run.problems)]
     if any(one.records for one in results):
         empty = not results[0].records and not given.results
         return results, [f"nothing is recorded in {first}: ours says “not run”"] if empty else []

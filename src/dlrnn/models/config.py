@@ -81,6 +81,8 @@ def mixer_class(name: str) -> type[nn.Module]:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # whatever happens in somebody's module
         reason = " ".join(str(error).split())
+        if isinstance(error, ModuleNotFoundError):
+            reason += " in this folder or PYTHONPATH"
         raise ValueError(f"the mixer {name!r} cannot be imported: {reason}") from error
     is_module = isinstance(found, type) and issubclass(found, nn.Module)
     require(is_module, f"the mixer {name!r} must be a class of torch modules, and {path} is not")

@@ -34,11 +34,11 @@ class Block(nn.Module):
         arguments: dict[str, Any] = {"lengths": lengths} if masks else {}
         if stream:
             arguments |= {"state": state, "return_state": True}
-        kind = type(self.mixer).__name__
         for name in arguments:
-            require(name in self._takes, f"the mixer {kind} cannot do this: it takes no {name}=")
+            require(name in self._takes, self._lacks(name))
         y = self.mixer(self.norm(x) if self.pre else x, **arguments)
         y, state = y if stream else (y, None)
+        kind = type(self.mixer).__name__
         require(
             isinstance(y, Tensor), f"the mixer {kind} must give a tensor, not a {type(y).__name__}"
         )
@@ -46,6 +46,17 @@ class Block(nn.Module):
             shapes = f"{list(x.shape)}, and gave {list(y.shape)}"
             raise ValueError(f"the mixer {kind} must give the shape of its input, {shapes}")
         return self._add(x, y), state
+
+    def check_padding(self) -> None:
+        """Before a padded batch: a mixer that sees padding must be able to leave it out."""
+        if getattr(self.mixer, "sees_padding", True):
+            require("lengths" in self._takes, self._lacks("lengths"))
+
+    def _lacks(self, name: str) -> str:
+        kind = type(self.mixer).__name__
+        needs = f"{kind}.forward(self, x, *, {name}=None)"
+        why = " for sequences that are padded" if name == "lengths" else ""
+        return f"the mixer {kind} cannot do this: it takes no {name}=; make it {needs}{why}"
 
     def initial_state(self, batch_size: int) -> Any:
         """The mixer's, before the first position."""

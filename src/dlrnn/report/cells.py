@@ -52,26 +52,28 @@ def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
 
 
 def steps_text(records: Sequence[Record]) -> str:
-    """How much was run: "40000 of 40000", and whether it stopped early; "200, tiny"."""
+    """How much was run: "40000 of 40000", and whether it stopped early; "200 of 1000, tiny"."""
     steps = sorted({record.steps for record in records})
     several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
-    if any(record.size == "tiny" for record in records):
-        return f"{several}, tiny"
     early = ", stopped early" if any(record.stopped for record in records) else ""
-    return f"{several} of {records[0].steps_asked}{early}"
+    tiny = ", tiny" if any(record.size == "tiny" for record in records) else ""
+    return f"{several} of {records[0].steps_asked}{early}{tiny}"
 
 
 def state_text(seeds: Seeds) -> str:
     """What keeps a number from being the paper's run: "tiny", "5000 of 40000 steps"; or ""."""
-    if seeds.size == "tiny":
-        return "tiny"
-    other = ["other sizes"] if seeds.size != FULL else []
-    if any(record.is_untested for record in seeds.counted):
-        other.append("validation, not tested")
+    other = {FULL: "", "tiny": "tiny"}.get(seeds.size, "other sizes")
+    untested = any(record.is_untested for record in seeds.counted)
+    parts = [other, "validation, not tested" if untested else ""]
     if any(record.steps < record.steps_asked for record in seeds.counted):
-        steps, _, early = steps_text(seeds.counted).partition(", ")
-        other.append(f"{early}: {steps} steps" if early else f"{steps} steps")
-    return ", ".join(other)
+        steps, *early = steps_text(seeds.counted).removesuffix(", tiny").split(", ")
+        parts.append(f"{early[0]}: {steps} steps" if early else f"{steps} steps")
+    return ", ".join(filter(None, parts))
+
+
+def seeds_text(seeds: Seeds) -> str:
+    """Of how many it is the mean; "" of one."""
+    return f"{len(seeds.counted)} seeds" if len(seeds.counted) > 1 else ""
 
 
 def fall_text(seeds: Seeds) -> str:

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
@@ -13,9 +14,15 @@ from dlrnn.recipes import as_in_paper
 from dlrnn.recipes.outcome import measured
 from dlrnn.report.origin import origin_of
 from dlrnn.report.records import FULL, Record
-from dlrnn.report.results import Curve, check_breakdown, read_picture, read_snapshots
+from dlrnn.report.results import (
+    UNREADABLE,
+    Curve,
+    check_breakdown,
+    read_picture,
+    read_snapshots,
+)
 from dlrnn.train import RunConfig, RunFolder
-from dlrnn.train.folder import CONFIG, ENVIRONMENT, TIMING
+from dlrnn.train.folder import CONFIG, ENVIRONMENT, RECORDS, TIMING
 from dlrnn.train.plain import in_words, may_stop, plain_level
 from dlrnn.train.tested import best_step
 
@@ -33,6 +40,8 @@ class Collected:
     breakdown: dict[str, list[dict[str, Any]]] | None
     picture: bytes | None
     snapshots: list[dict[str, Any]] | None
+    problems: list[str] = field(default_factory=list)
+    """Of files without which there is still a number, a sentence each."""
 
     @property
     def stem(self) -> str:
@@ -59,13 +68,19 @@ def collect(
     config, result = folder.config, folder.result
     name, origin = origin_of(folder.path, config, recipe)
     lines = folder.records()
+    if not lines and result is not None:
+        raise ValueError(f"{folder.path / RECORDS} is damaged: it has no record of a complete run")
     if not lines or (result is None and not unfinished):
         done = lines[-1]["step"] if lines else 0
         advice = "--unfinished records it as it is" if done else "it has no record yet"
         raise ValueError(f"{path} is not complete: {done} of {config.steps} steps; {advice}")
+    if result is not None and lines[-1]["step"] < result["steps"]:
+        told = f"ends at step {lines[-1]['step']}, and the run has {result['steps']}"
+        raise ValueError(f"{folder.path / RECORDS} is damaged: it {told}")
     split, metrics = _scores(folder, config, lines, unfinished=unfinished)
-    environment = _json(folder.path / ENVIRONMENT)
-    per_step, wall = _seconds(folder.path / TIMING, result)
+    side = _Side(folder.path)
+    environment = side.read(ENVIRONMENT, _object) or {}
+    per_step, wall = side.read(TIMING, partial(_seconds, result=result)) or (None, None)
     commit = _commits(environment) or commit
     shared = Record(
         recipe=name,
@@ -75,7 +90,7 @@ def collect(
         value=None,
         split=split,
         steps=max(each["step"] for each in lines if split in ("test", each["split"])),
-        steps_asked=origin.recipe.config.steps,
+        steps_asked=origin.steps,
         commit=commit,
         hardware=str((result or {}).get("device") or environment.get("device") or "unknown"),
         versions={n: str(environment[n]) for n in ("dlrnn", "python", "torch") if n in environment},
@@ -100,16 +115,19 @@ def collect(
     if not records:
         wanted = " / ".join(origin.recipe.paper)
         raise ValueError(f"{path} has no {wanted}, which {name} is judged by")
-    examined = _json(folder.path / EVAL)
-    if examined and examined.get("step") != best_step(folder):
-        examined = {}  # of a checkpoint that is no longer the best
-    draws = examined and config.make_task().kind == "tagging"
+    step, breakdown = side.read(EVAL, _examined) or (None, None)
+    current = step is not None and step == best_step(folder)  # else an older one was examined
+    snapshots, broken = side.read(SNAPSHOTS, _snapshots) or (None, [])
+    path = folder.path / SNAPSHOTS
+    side.problems.extend(f"{path}, line {number}, is not a snapshot" for number in broken)
+    draws = current and config.make_task().kind == "tagging"
     return Collected(
         records,
         _curve(lines),
-        check_breakdown(examined["breakdown"]) if examined.get("breakdown") else None,
-        _picture(folder.path) if draws else None,
-        _snapshots(folder.path),
+        breakdown if current else None,
+        side.read(PICTURE, read_picture) if draws else None,
+        snapshots,
+        side.problems,
     )
 
 
@@ -119,7 +137,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         here = sorted(each.parent for each in path.rglob(CONFIG)) if path.is_dir() else []
         if not here:
-            raise ValueError(f"there is no run in {path}: no {CONFIG} at or below it")
+            why = f"no {CONFIG} at or below it" if path.is_dir() else "it does not exist"
+            why = "it is a file, and a run is a folder" if path.is_file() else why
+            raise ValueError(f"there is no run in {path}: {why}")
         for run in here:
             found.setdefault(run.resolve(), run)
     return list(found.values())
@@ -133,6 +153,37 @@ def thinned(items: Sequence[Item], most: int) -> list[Item]:
 
 
 # ---------------------------------------------------------------------------- what lies there
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Files of a run without which there is still a number: what cannot be read is a sentence."""
+
+    folder: Path
+    problems: list[str] = field(default_factory=list)
+
+    def read(self, name: str, read: Callable[[bytes], Item]) -> Item | None:
+        """None if it is not there, or not right."""
+        path = self.folder / name
+        try:
+            return read(path.read_bytes()) if path.exists() else None
+        except UNREADABLE:
+            self.problems.append(f"{path} cannot be read")
+            return None
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise TypeError
+    return found
+
+
+def _examined(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | None]:
+    """Of which step, and a breakdown of errors if there is one."""
+    found = _object(content)
+    broken_down = found.get("breakdown")
+    return int(found["step"]), check_breakdown(broken_down) if broken_down else None
 
 
 def _scores(
@@ -170,10 +221,10 @@ def _shown(metric: str, value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _seconds(path: Path, result: dict[str, Any] | None) -> tuple[float | None, float | None]:
+def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | None, float | None]:
     """A step (median, so that evaluations do not count), and all of it, however often resumed."""
     sessions: list[list[dict[str, Any]]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in content.decode().splitlines():
         try:
             each = json.loads(line)
         except ValueError:  # cut by a full disk
@@ -216,21 +267,16 @@ def _curve(lines: list[dict[str, Any]]) -> Curve:
     return {name: thinned(points, POINTS) for name, points in curve.items()}
 
 
-def _picture(folder: Path) -> bytes | None:
-    path = folder / PICTURE
-    return read_picture(path.read_bytes()) if path.exists() else None
-
-
-def _snapshots(folder: Path) -> list[dict[str, Any]] | None:
-    path = folder / SNAPSHOTS
-    if not path.exists():
-        return None
-    try:
-        found, _ = read_snapshots(path.read_bytes())  # the last may be cut: the run was killed
-    except ValueError:  # it was the only one
-        return None
+def _snapshots(content: bytes) -> tuple[list[dict[str, Any]] | None, list[int]]:
+    """Some of them, and which lines are broken."""
+    lines = content.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):  # cut, as the run was
+        lines.pop()
+    if not lines:
+        return None, []
+    found, broken = read_snapshots(b"".join(lines))
     most = LAYERS_SHOWN // max(1, len(found[0]["layers"]))
-    return thinned(found, max(2, min(STEPS_SHOWN, most)))
+    return thinned(found, max(2, min(STEPS_SHOWN, most))), broken
 
 
 def _commits(environment: dict[str, Any]) -> str | None:
@@ -238,9 +284,3 @@ def _commits(environment: dict[str, Any]) -> str | None:
     every = [each for each in (environment, *environment.get("then", [])) if each.get("git")]
     told = [f"{each['git']}{' with changes' if each.get('changed') else ''}" for each in every]
     return ", then ".join(text for text, _ in groupby(told)) or None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """{} if it is not there."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found

@@ -37,7 +37,8 @@ def _table(name: str, results: Sequence[Results]) -> Table:
         for by_metric in cell.found.values():
             for seeds in by_metric.values():
                 seeds.records.sort(key=lambda record: record.seed)
-    return LAYOUTS[name](name, cells, list(sources))
+    theirs_first = sorted(sources, key=lambda source: source.startswith(f"{OURS}, "))
+    return LAYOUTS[name](name, cells, theirs_first)
 
 
 def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:

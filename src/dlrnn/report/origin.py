@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dlrnn import recipes
-from dlrnn.recipes import Recipe, Scale
+from dlrnn.recipes import Recipe, Scale, scaled
 from dlrnn.report.records import FULL
 from dlrnn.train import RunConfig
 
@@ -28,6 +28,11 @@ class Origin:
     recipe: Recipe
     scale: Scale
     changed: dict[str, tuple[Any, Any]]  # here, there
+
+    @property
+    def steps(self) -> int:
+        """That the paper took, or, at the tiny scale, that the recipe takes there."""
+        return scaled(self.recipe, "tiny" if self.scale == "tiny" else "full").steps
 
     @property
     def variant(self) -> str:
@@ -91,8 +96,10 @@ def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Or
         candidates = [recipes.RECIPES[name]] if name else list(recipes.RECIPES.values())
     same = [each for each in candidates if each.config.task.name == config.task.name]
     if not same:
-        advice = "say --recipe table/task/model"
-        raise ValueError(f"{path} is a run on {config.task.name}, which no recipe is: {advice}")
+        here = f"{path} is a run on {config.task.name}"
+        if asked is not None:
+            raise ValueError(f"{here}, and {asked} is not")
+        raise ValueError(f"{here}, which no recipe is: say --recipe table/task/model")
     flat = _flat(asdict(config))
     choices = [
         Origin(each, scale, _changes(flat, _flat_recipe(each.name, scale)))

@@ -6,6 +6,8 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_type_hints
 
+from dlrnn.recipes.catalogue import TABLES
+
 VERSION = 1
 """Of a line of records.jsonl: raised when a reader of today would misread it."""
 
@@ -14,6 +16,8 @@ LARGEST = 2**53
 
 FULL, SIZES = "full", ("tiny", "changed")
 """The paper's size, and what a run can have instead."""
+
+SPLITS = ("train", "validation", "test")
 
 LATER = {"scale", "stopped"}
 """Fields that the first records did not have."""
@@ -31,7 +35,7 @@ class Record:
         value: in the paper's units; None if the run diverged.
         split: that it was measured on.
         steps: run.
-        steps_asked: the paper's.
+        steps_asked: the paper's; at the tiny scale the recipe's there.
         commit: of the source; None where it is not known.
         hardware: its name.
         versions: of Python, torch, dlrnn.
@@ -144,11 +148,26 @@ def parse_record(line: str) -> Record:
         if isinstance(values[name], int) and isinstance(0.0, kind):
             values[name] = float(values[name])
     record = Record(**values)
+    _check(record)
+    return record
+
+
+def _check(record: Record) -> None:
+    """What its fields say."""
     if not re.fullmatch(r"table\d/[^/]+/[^/]+", record.recipe):
         raise ValueError(f"has a recipe {record.recipe!r}, which is not table/task/model")
+    table = record.recipe.partition("/")[0]
+    for name, value, known in (
+        ("table", table, tuple(TABLES)),
+        ("split", record.split, SPLITS),
+        ("scale", record.scale, (FULL, *SIZES)),
+    ):
+        if value not in known:
+            raise ValueError(f"has the {name} {value!r}, which is none of {', '.join(known)}")
+    if record.steps < 0 or record.steps_asked < 1:
+        raise ValueError(f"has {record.steps} of {record.steps_asked} steps")
     if record.value is not None and not math.isfinite(record.value):
         raise ValueError("has a value that is not finite: say null")
-    return record
 
 
 def _is(value: object, kind: Any) -> bool:

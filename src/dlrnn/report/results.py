@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from PIL import Image
+
+from dlrnn.recipes.catalogue import RECIPES
 from dlrnn.report.layers import check_snapshot
 from dlrnn.report.records import LARGEST, Record, parse_record
 
@@ -33,9 +36,9 @@ Curve = dict[str, list[tuple[int, float]]]
 Content = TypeVar("Content")
 UNREADABLE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(OverflowError, RecursionError),
+    *(OverflowError, RecursionError, OSError),
 )
-"""Whatever a file of the wrong content can lead to."""
+"""Whatever a file of the wrong content, or a folder in its place, can lead to."""
 
 
 @dataclass
@@ -82,8 +85,26 @@ def read_results(folder: str | Path, name: str) -> Results:
         path = folder / SNAPSHOTS / f"{one}.jsonl"
         found.problems += [f"{path}, line {number}, is not a snapshot" for number in broken]
     found.notes = read_json(folder / NOTES, _notes, found.problems) or {}
+    known = RECIPES.keys() | {record.recipe for record in found.records}
+    for other in sorted(found.notes.keys() - known):
+        found.problems.append(f"{folder / NOTES} has a note on {other!r}, which is no recipe")
+    found.problems += _short_curves(found, folder)
     found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems)
     return found
+
+
+def _short_curves(found: Results, folder: Path) -> list[str]:
+    """Curves that end before their runs did."""
+    ends = {
+        one: max((points[-1][0] for points in curve.values() if points), default=0)
+        for one, curve in found.curves.items()
+    }
+    return [
+        f"{folder / CURVES / record.stem}.csv ends at step {ends[record.stem]}, and its run has"
+        f" {record.steps}"
+        for record in {each.stem: each for each in found.records}.values()
+        if record.stem in ends and ends[record.stem] < record.steps
+    ]
 
 
 def read_records(path: Path, problems: list[str]) -> list[Record]:
@@ -102,12 +123,12 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
 
 def read_lines(path: Path) -> list[str]:
     """Of a file, empty ones too; none if there is no file."""
-    return path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
+    return path.read_text("utf-8-sig", "replace").split("\n") if path.is_file() else []
 
 
 def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:
     """A file of JSON that passes a check; None if it is not there."""
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         return check(json.loads(path.read_text("utf-8")))
@@ -126,7 +147,7 @@ def _files(
     found = {}
     for one in stems:
         path = folder / f"{one}.{ending}"
-        if path.is_file():
+        if path.exists():
             try:
                 found[one] = read(path.read_bytes())
             except UNREADABLE:
@@ -195,9 +216,14 @@ def _share(value: Any) -> float:
 
 
 def read_picture(content: bytes) -> bytes:
-    """A PNG."""
+    """A PNG, whole."""
     if not content.startswith(PNG):
         raise ValueError("a picture is a PNG")
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            image.load()
+    except Exception as error:  # Pillow raises SyntaxError, struct.error, zlib.error and others
+        raise ValueError("a picture is a PNG") from error
     return content
 
 

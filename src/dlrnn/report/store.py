@@ -59,9 +59,7 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
             known = {key: each for key, each in known.items() if each.run != new.run}
             _remove_files(run.stem, folder)
         else:
-            commit = f" of commit {there[0].commit[:9]}" if there[0].commit else ""
-            kept = f"kept the one with {steps} steps{commit}"
-            said.append(f"{what}, {kept}; --replace takes this one")
+            said.append(f"{what}, {_kept(new, there[0])}")
             continue
         note = new.note or (there[0].note if there and _is_same(new, there[0]) else "")
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
@@ -73,10 +71,20 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
     return said
 
 
+def _kept(new: Record, there: Record) -> str:
+    """Why a run is not taken, and what would take it."""
+    if new.settings != there.settings:
+        had, has = (each.settings or "those of the recipe" for each in (there, new))
+        advice = "--variant NAME keeps both, --replace takes this one instead"
+        return f"kept the one with other settings ({had}, here {has}); {advice}"
+    commit = f" of commit {there.commit[:9]}" if there.commit else ""
+    return f"kept the one with {there.steps} steps{commit}; --replace takes this one"
+
+
 def _came(record: Record) -> str:
     """How far, and why no further."""
     if record.size == "tiny":
-        return f"{record.steps} steps of a tiny run"
+        return f"{record.steps} of {record.steps_asked} steps of a tiny run"
     early = ", stopped early" if record.stopped else ""
     return f"{record.steps} of {record.steps_asked} steps{early}"
 

@@ -10,6 +10,7 @@ from dlrnn.report.cells import (
     fall_text,
     our_number,
     paper_number,
+    seeds_text,
     state_text,
     steps_text,
 )
@@ -171,7 +172,7 @@ def _numbers(cell: Cell, source: str) -> list[Html]:
     for metric in cell.metrics:
         value = tag("span", our_number(found.get(metric)), class_="ours")
         lines.append(tag("span", value, " ", badge(cell, metric, source), class_="pair"))
-    told = (text(seeds) for text in (state_text, fall_text) for seeds in found.values())
+    told = (text(seeds) for text in (state_text, fall_text, seeds_text) for seeds in found.values())
     for state in dict.fromkeys(told):
         lines += [tag("span", state, class_="share")] if state else []
     return lines
@@ -222,8 +223,8 @@ def _source_cell(cell: Cell, metric: str, source: str) -> Html:
     seeds = cell.found.get(source, {}).get(metric)
     if seeds is None:
         return _nothing("own")
-    state = state_text(seeds)
-    quiet = tag("span", f" {state}", class_="quiet") if state else None
+    told = ", ".join(filter(None, (state_text(seeds), seeds_text(seeds))))
+    quiet = tag("span", f" {told}", class_="quiet") if told else None
     text = join(our_number(seeds), " ", badge(cell, metric, source), quiet)
     return _number(source, text, seeds.mean, "own")
 

@@ -93,8 +93,7 @@ class RunFolder:
 
     def note_environment(self) -> None:
         """Where a run goes on, if that is elsewhere, or with another version."""
-        path = self.path / ENVIRONMENT
-        first: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        path, first = self.path / ENVIRONMENT, self.values(ENVIRONMENT) or {}
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
             content = {**first, "then": [*then, now]}
@@ -111,23 +110,26 @@ class RunFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """None while the run is not complete."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / RESULT).read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            raise ValueError(f"{self.path / RESULT} is damaged: remove it and resume") from None
-        return found
+        return self.values(RESULT, f"remove it and `dlrnn train --resume {self.path}`")
+
+    def values(self, name: str, advice: str = "") -> dict[str, Any] | None:
+        """Of a file of JSON, by name; None if there is none."""
+        path = self.path / name
+        with contextlib.suppress(FileNotFoundError):
+            if isinstance(found := _json(path.read_bytes()), dict):
+                return found
+            raise ValueError(f"{path} is damaged{': ' if advice else ''}{advice}")
+        return None
 
     def records(self) -> list[dict[str, Any]]:
         """Every line of records.jsonl; a last one that was cut is none."""
         path, found = self.path / RECORDS, []
-        text = path.read_text("utf-8", "replace") if path.exists() else ""
-        for number, line in enumerate(text.split("\n")[:-1], start=1):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                raise ValueError(f"{path}, line {number}, is not a record of a run") from None
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            each = _json(line)
+            if not isinstance(each, dict) or not each.keys() >= {"step", "split"}:
+                raise ValueError(f"{path}, line {number}, is not a record of a run")
+            found.append(each)
         return found
 
     @contextlib.contextmanager
@@ -142,6 +144,14 @@ class RunFolder:
             except BlockingIOError:
                 raise ValueError(f"{self.path} is in use by another process") from None
             yield
+
+
+def _json(content: bytes) -> Any:
+    """None where there is none in it."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Lines:

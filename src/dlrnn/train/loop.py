@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from dlrnn._disk import write_whole
 from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.models import LanguageConfig
+from dlrnn.models.model import Block
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
     BEST,
@@ -64,9 +65,9 @@ def train(
     folder = RunFolder(path)
     if config is None:
         folder = RunFolder.open(path)
-        if (result := folder.result) is not None:
-            return result
     known = folder.config if config is None else config
+    if config is None and (result := folder.result) is not None:
+        return result
     fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
     how = {"until_plain": until_plain, "show": show, "writer": writer}
@@ -83,6 +84,7 @@ def _launched(
         raise ValueError(f"--until-plain is for metrics that end at 1; {task.name} has a loss")
     _check_vocabulary(known, task)
     model = make_model(known, task)
+    _check_padding(model, task)
     with ExitStack() as stack:
         if fabric.is_global_zero:
             files = task.files() if begins else {}
@@ -103,6 +105,13 @@ def _check_data(task: Task) -> None:
     counts = [task.count(split) for split in splits]
     if None in counts and not task.drawable:
         task.sample(1)  # says what to do
+
+
+def _check_padding(model: nn.Module, task: Task) -> None:
+    if not task.on_device and task.sample(1).lengths is not None:
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.check_padding()
 
 
 def _check_vocabulary(config: RunConfig, task: Task) -> None:

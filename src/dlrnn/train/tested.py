@@ -26,8 +26,5 @@ def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
 
 def read_test(folder: RunFolder) -> dict[str, float]:
     """{} if the best checkpoint was not tested: an older one may have been."""
-    path = folder.path / TEST
-    if not path.exists():
-        return {}
-    found: dict[str, float] = json.loads(path.read_text())
-    return found if found.pop("step", None) == best_step(folder) else {}
+    found = folder.values(TEST, f"`dlrnn eval {folder.path}` writes it again") or {}
+    return found if found and found.pop("step", None) == best_step(folder) else {}
