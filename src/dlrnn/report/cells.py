@@ -77,11 +77,11 @@ def seeds_text(seeds: Seeds) -> str:
 
 
 def fall_text(seeds: Seeds) -> str:
-    """Where a run ended far from its best evaluation, which counts: "last 0.423"; else ""."""
+    """Where a run ended far from its best evaluation, which counts: "0.423 at the end"; else ""."""
     if seeds.last is None or seeds.mean is None:
         return ""
     far = abs(seeds.mean - seeds.last) > tolerance(seeds.metric)
-    return f"last {number(seeds.metric, seeds.last)}" if far else ""
+    return f"{number(seeds.metric, seeds.last)} at the end" if far else ""
 
 
 def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:
