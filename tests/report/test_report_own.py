@@ -15,6 +15,7 @@ from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
 from dlrnn.report.own import own_results
+from dlrnn.report.pages import runs_with
 from dlrnn.report.results import Results
 from dlrnn.report.site import write_site
 from dlrnn.report.tables import count_text
@@ -377,3 +378,14 @@ def test_where_a_set_lies_makes_no_difference(tmp_path):
     name, origin = origin_of(tmp_path, config, None)
     assert (name, origin.differs, origin.variant) == ("table4/text/dlr", "", "")
     assert "somewhere" not in origin.command(config)
+
+
+def test_another_layer_is_not_called_by_the_recipe_s_name_alone():
+    records = [made_up.record(variant=variant) for variant in ("", "my.Layer, tiny")]
+    found = Results("yours", records, breakdowns={record.stem: {} for record in records})
+    tables = make_tables([Results("ours"), found])
+    names = [name for name, *_ in runs_with("breakdowns", [Results("ours"), found], tables)]
+    assert names == [
+        "Shift · DLR, 1 layer, L 4096, seed 0 (yours)",
+        "Shift · DLR, 1 layer, L 4096, but my.Layer, tiny, seed 0 (yours)",
+    ]

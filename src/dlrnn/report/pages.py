@@ -195,8 +195,9 @@ def runs_with(
             record = next((each for each in one.records if each.stem == stem), None)
             if record is not None:
                 owner = OURS if place == 0 else one.name
-                words = [recipe_title(tables, record.recipe), record.variant, f"seed {record.seed}"]
-                yield f"{', '.join(filter(None, words))} ({owner})", record, one
+                other = f", but {record.variant}" if record.variant else ""
+                title = f"{recipe_title(tables, record.recipe)}{other}"
+                yield f"{title}, seed {record.seed} ({owner})", record, one
 
 
 def recipe_title(tables: Sequence[Table], recipe: str) -> str:
