@@ -96,6 +96,41 @@ def test_one_that_was_cut_does_not_count_beside_one_that_was_not():
     assert diverged.ours["R2"].mean is None, "one that diverged is not averaged away"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "metric", "value", "verdict"),
+    [
+        ("table1/cummax/dlr-1", "R2", 0.519, None),  # the paper has .52
+        ("table1/cummax/dlr-1", "R2", 0.52, "near"),
+        ("table1/cummax/dlr-1", "R2", 0.56, "better"),
+        ("table1/sort/dlr-1", "R2", 0.02, None),  # 0 is what every run begins with
+        ("table5/pg19/dlr-16-pre", "loss", 2.89, None),  # 2.88
+        ("table5/pg19/dlr-16-pre", "loss", 2.88, "near"),
+        ("table5/pg19/dlr-16-pre", "loss", 2.80, "better"),
+    ],
+)
+def test_what_was_cut_is_judged_if_it_has_reached_the_paper(recipe, metric, value, verdict):
+    split = "validation" if metric == "R2" else "test"
+    record = made_up.record(recipe, metric=metric, value=value, steps=100, split=split)
+    table = make_tables([Results("ours", [record])])[int(recipe[5]) - 1]
+    assert table.cells[recipe].verdict == verdict
+    assert counts(table)[2:5] == ((1, 1, 0) if verdict else (0, 0, 1))
+    not_tested = replace(record, metric="accuracy", split="validation", value=100.0)
+    listops = replace(not_tested, recipe="table3/listops-subtrees/dlr")
+    cell = make_tables([Results("ours", [listops])])[2].cells[listops.recipe]
+    assert cell.verdict is None, "what was not tested is not judged"
+
+
+def test_a_cell_is_judged_if_all_of_its_metrics_are():
+    name = "table3/pathfinder-segmentation-128/dlr"
+    both = [
+        made_up.record(name, metric=metric, value=value, steps=100, split="test")
+        for metric, value in (("macro_f1", 98.0), ("macro_accuracy", 90.0))
+    ]
+    cell = make_tables([Results("ours", both)])[2].cells[name]
+    assert cell.difference("macro_f1").verdict == "near"
+    assert cell.verdict is None
+
+
 def test_the_last_evaluation_stands_beside_the_best():
     """CumMax's run ends far below its best, Shift's does not."""
     cummax = "table1/cummax/dlr-1"

@@ -97,11 +97,19 @@ class Seeds:
         return all(record.is_comparable for record in self.counted)
 
     def against(self, paper: float | None) -> Difference | None:
-        """None where one of the two is missing, or the sizes are others; cut short: no verdict."""
+        """None where one of the two is missing, or the sizes are others.
+
+        What was not tested has no verdict, nor has what was cut short, unless it has reached the
+        paper's number already, and that number is not about 0.
+        """
         if paper is None or self.mean is None or self.size != FULL:
             return None
         found = difference(self.metric, self.mean, paper)
-        return found if self.is_comparable else found._replace(verdict=None)
+        sign = -1 if self.metric in LESS_IS_BETTER else 1
+        reached = sign * found.value >= 0 and abs(paper) > tolerance(self.metric)
+        untested = any(record.is_untested for record in self.counted)
+        judged = self.is_comparable or (reached and not untested)
+        return found if judged else found._replace(verdict=None)
 
 
 @dataclass
@@ -153,11 +161,9 @@ class Cell:
         return self.verdict_of(OURS)
 
     def verdict_of(self, column: str) -> Verdict | None:
-        """The same for another column; None if one of its runs is smaller or shorter."""
-        if not all(seeds.is_comparable for seeds in self.found.get(column, {}).values()):
-            return None
+        """The same for another column; None if one of its metrics has none."""
         verdicts = [each.verdict for m in self.metrics if (each := self.difference(m, column))]
-        order: tuple[Verdict, ...] = ("worse", "near", "better")
+        order: tuple[Verdict | None, ...] = (None, "worse", "near", "better")
         return next((each for each in order if each in verdicts), None)
 
 
@@ -213,7 +219,7 @@ class Counts(NamedTuple):
     measured: int
     near_or_better: int
     at_the_end: int  # near or better by the last evaluation, not the best
-    cut: int  # fewer steps than the paper's: not compared
+    cut: int  # fewer steps than the paper's, or other sizes: not judged
     stopped: int  # early, at 0 or 1
 
 
@@ -223,6 +229,9 @@ def counts(table: Table) -> Counts:
     good = [cell for cell in table.grid if cell.verdict in ("near", "better")]
     at_the_end = sum(all(map(cell.is_good_at_the_end, cell.metrics)) for cell in good)
     ours = [[r for seeds in cell.ours.values() for r in seeds.counted] for cell in table.grid]
-    cut = sum(any(r.is_cut or r.size != FULL for r in records) for records in ours)
+    cut = sum(
+        verdict is None and any(r.is_cut or r.size != FULL for r in records)
+        for verdict, records in zip(verdicts, ours, strict=True)
+    )
     stopped = sum(any(record.stopped for record in records) for records in ours)
     return Counts(len(verdicts), sum(map(bool, ours)), len(good), at_the_end, cut, stopped)

@@ -21,7 +21,10 @@ from dlrnn.report.svg import Axis, Number, Series, line_plot
 NUMERIC = "0123456789–−"
 NEAR = "“As in the paper” is within .03 (R², loss) or 1.5 points (percent)."
 TIMED = ("table1", "table3", "table6")
-JUDGED = "Only runs of the paper's sizes and steps have a colour; others say what they are."
+JUDGED = (
+    "Only runs of the paper's sizes and steps have a colour, and those that reach its number in"
+    " fewer steps; others say what they are."
+)
 
 
 def table_page(table: Table, results: Sequence[Results]) -> Html:
