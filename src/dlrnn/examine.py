@@ -1,6 +1,7 @@
 """`dlrnn eval`: what a run's best checkpoint can do, in numbers and pictures."""
 
 import json
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,9 @@ def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -
     try:
         if figure is not None:
             picture = path / f"eval-{split}.png"
-            figure.savefig(picture, dpi=110)
+            content = BytesIO()
+            figure.savefig(content, dpi=110)
+            write_whole(picture, content.getvalue())
             result["pictures"].append(str(picture))
         write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
         if split == "test":

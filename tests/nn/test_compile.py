@@ -49,6 +49,23 @@ def test_whole_graph_without_breaks():
     assert "ok" in run_python(PRELUDE + 'BACKEND = "aot_eager"' + FORWARD)
 
 
+def test_local_attention_has_one_graph_for_many_lengths():
+    """Both ways, where windows at the ends are shorter."""
+    code = """
+from dlrnn.nn import LocalAttention
+from torch._dynamo.testing import CompileCounterWithBackend
+counter = CompileCounterWithBackend("aot_eager")
+layer = LocalAttention(8, heads=2, chunk=8, bidirectional=True).to(device)
+compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+for length in (9, 11, 13, 16, 17, 19, 20, 22, 24, 31, 40):
+    x = torch.randn(2, length, 8, device=device)
+    close(compiled(x), layer(x))
+assert counter.frame_count <= 3, counter.frame_count
+print("ok")
+"""
+    assert "ok" in run_python(PRELUDE + code)
+
+
 @pytest.mark.skipif(not shutil.which("c++"), reason="inductor needs a C++ compiler on this machine")
 def test_inductor_gives_the_same_without_a_warning():
     code = """

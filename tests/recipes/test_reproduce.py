@@ -143,6 +143,63 @@ def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps
     assert sorted(path.parent.iterdir()) == before
 
 
+def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkeypatch):
+    """One that was stopped, here; the others are complete."""
+    run(tmp_path, "shift/dlr-1")
+    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"lr": 0.5}))
+    (folder / "result.json").unlink()
+    calls = trained(monkeypatch)
+    [row] = run(tmp_path, "shift/dlr-1")
+    assert row.status.startswith(
+        f"broken: {folder} is not of this recipe: its lr is 0.5, not 0.001"
+    )
+    assert calls == []
+
+
+def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatch):
+    given = []
+    monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
+    monkeypatch.setattr(MODULE, "score_best", lambda *_: None)
+    for wanted in (True, False):
+        run(tmp_path, "shift/dlr-1", until_plain=wanted)
+    assert [each["until_plain"] for each in given] == [True, False]
+
+
+def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
+    run(tmp_path, "listops-subtrees/dlr", table="table3")
+    outcome = import_module("dlrnn.recipes.outcome")
+    monkeypatch.setattr(outcome, "load_best", None)
+    [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
+    assert row.status == "done"
+    path = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
+    outcome.score_best(path, "cpu")
+
+
+def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
+    run(tmp_path, "shift/dlr-1")
+    folder = RunFolder(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    lines = [
+        {"step": k, "split": "validation", "loss": 0.1, "R2": value}
+        for k, value in enumerate((math.nan, 0.3, 0.2))
+    ]
+    (folder.path / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert measured(folder, folder.config)[1]["R2"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("result.json", "5"), ("result.json", "{}"), ("records.jsonl", "5\n"), ("test.json", "[]")],
+)
+def test_a_folder_that_no_run_wrote_is_a_status(name, content, tmp_path, few_steps):
+    run(tmp_path, "listops-subtrees/dlr", table="table3")
+    recipe = recipes.get("table3/listops-subtrees/dlr")
+    path = run_path(recipe, tmp_path, "tiny", 0)
+    (path / name).write_text(content)
+    assert str(path) in status_of(recipe, tmp_path, "tiny")
+
+
 def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"out": tmp_path, "show": False}

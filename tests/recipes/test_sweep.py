@@ -170,6 +170,43 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
         assert test == ["dlrnn", "eval", path, "--device", "cpu"]
 
 
+def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
+    module, sent = importlib.import_module("dlrnn.recipes.sweep"), []
+    monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
+    monkeypatch.setattr(module, "score_best", lambda *_: None)
+    for wanted in (True, False):
+        sweep(["table1/cumsum/dlr-1"], until_plain=wanted, scale="tiny", out=tmp_path, device="cpu")
+    assert [("--until-plain" in command) for command in sent] == [True, False]
+    assert all(command[-2:] == ["--device", "cpu"] for command in sent[1:])
+
+
+def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
+    module = importlib.import_module("dlrnn.recipes.sweep")
+
+    def score_best(path, _):
+        if "cummax" in str(path):
+            raise RuntimeError("CUDA out of memory\nand much more")
+
+    monkeypatch.setattr(module, "_run", lambda *_: "")
+    monkeypatch.setattr(module, "score_best", score_best)
+    rows = sweep(["table1/cum*/dlr-1"], scale="tiny", out=tmp_path)
+    assert {row["recipe"]: row["said"] for row in rows} == {
+        "table1/cumsum/dlr-1": "",
+        "table1/cummax/dlr-1": "CUDA out of memory",
+    }
+
+
+def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.import_module("dlrnn.recipes.sweep"), "_run", None)
+    path = path_of("table1/cummax/dlr-1", tmp_path)
+    path.mkdir(parents=True)
+    config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
+    (path / "config.json").write_text(config.to_json())
+    (row,) = sweep(["table1/cummax/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
+    assert row["status"] == "broken"
+    assert "is not of this recipe: its steps is 1000, not 3" in row["said"]
+
+
 def test_one_bad_folder_does_not_stop_the_others(tmp_path):
     bad = path_of("table1/cummax/dlr-1", tmp_path)
     bad.mkdir(parents=True)

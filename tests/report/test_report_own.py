@@ -10,7 +10,7 @@ from dlrnn import recipes
 from dlrnn.cli import main
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
-from dlrnn.report.cells import dialog, fall_text, state_text
+from dlrnn.report.cells import dialog, fall_text, settings_text, state_text
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
@@ -111,7 +111,10 @@ def test_one_that_was_cut_does_not_count_beside_one_that_was_not():
 def test_what_was_cut_is_judged_if_it_has_reached_the_paper(recipe, metric, value, verdict):
     split = "validation" if metric == "R2" else "test"
     record = made_up.record(recipe, metric=metric, value=value, steps=100, split=split)
-    table = make_tables([Results("ours", [record])])[int(recipe[5]) - 1]
+    records = [record]
+    if metric == "loss":  # the cell has two
+        records.append(replace(record, metric="train_loss", value=value - 0.17))
+    table = make_tables([Results("ours", records)])[int(recipe[5]) - 1]
     assert table.cells[recipe].verdict == verdict
     assert counts(table)[2:5] == ((1, 1, 0) if verdict else (0, 0, 1))
     not_tested = replace(record, metric="accuracy", split="validation", value=100.0)
@@ -120,15 +123,78 @@ def test_what_was_cut_is_judged_if_it_has_reached_the_paper(recipe, metric, valu
     assert cell.verdict is None, "what was not tested is not judged"
 
 
-def test_a_cell_is_judged_if_all_of_its_metrics_are():
+@pytest.mark.parametrize(
+    ("f1", "accuracy", "steps", "verdict"),
+    [
+        (98.0, 90.0, 100, None),  # the paper has 96.8 and 97.7
+        (98.0, 98.0, 100, "near"),
+        (98.0, 90.0, 150000, "worse"),
+        (90.0, 99.9, 150000, "worse"),
+        (99.9, 98.0, 150000, "near"),
+        (99.9, 99.9, 150000, "better"),
+        (None, 97.7, 150000, None),
+        (98.0, "missing", 150000, None),
+    ],
+)
+def test_a_cell_is_as_good_as_the_worst_of_its_metrics(f1, accuracy, steps, verdict):
     name = "table3/pathfinder-segmentation-128/dlr"
-    both = [
-        made_up.record(name, metric=metric, value=value, steps=100, split="test")
-        for metric, value in (("macro_f1", 98.0), ("macro_accuracy", 90.0))
+    records = [
+        made_up.record(name, metric=metric, value=value, steps=steps, split="test")
+        for metric, value in (("macro_f1", f1), ("macro_accuracy", accuracy))
+        if value != "missing"
     ]
-    cell = make_tables([Results("ours", both)])[2].cells[name]
-    assert cell.difference("macro_f1").verdict == "near"
-    assert cell.verdict is None
+    assert make_tables([Results("ours", records)])[2].cells[name].verdict == verdict
+
+
+def test_more_steps_than_the_paper_s_are_another_experiment(tmp_path):
+    longer = made_up.record(steps=400000, value=0.998, differs="steps 400000 (40000)")
+    assert cell_of(longer).verdict is None
+    assert state_text(cell_of(longer).ours["R2"]) == "400000 of 40000 steps"
+    both = cell_of(replace(longer, seed=0), made_up.record(seed=1, value=0.5))
+    means = {source: found["R2"].mean for source, found in both.found.items()}
+    assert means == {"ours": 0.5, "ours, 400000 steps": 0.998}
+    run = made_up.run(SHIFT)
+    whole, more = (
+        replace(run, records=[replace(run.records[0], steps=n, wall_seconds=n / 9)])
+        for n in (40000, 80000)
+    )
+    add([whole], tmp_path)
+    assert "kept the one with 40000 steps" in add([more], tmp_path)[0]
+
+
+def test_a_number_of_another_split_is_not_judged():
+    assert cell_of(made_up.record(split="train")).verdict is None
+    assert cell_of(made_up.record(split="validation")).verdict == "near"
+
+
+def test_one_that_diverged_has_no_spread():
+    records = [made_up.record(seed=k, value=v) for k, v in enumerate((0.98, 0.99, None))]
+    assert cell_of(*records).ours["R2"].spread is None
+
+
+def test_the_run_that_others_must_be_like_is_a_tested_one():
+    """Whichever has the lower seed."""
+    name = "table3/listops-subtrees/dlr"
+    records = [
+        made_up.record(name, metric="accuracy", value=v, split=split, seed=k)
+        for k, (v, split) in enumerate(((90.0, "validation"), (80.0, "test")))
+    ]
+    found = make_tables([Results("ours", records)])[2].cells[name].found
+    means = {source: by_metric["accuracy"].mean for source, by_metric in found.items()}
+    assert means == {"ours, not tested": 90.0, "ours": 80.0}
+
+
+def test_what_was_not_as_in_the_recipe_stands_in_its_cell():
+    told = 'lr 0.002 (0.0008), task.settings.folder null (data/x), model.x {"a": 1, "b": 2} (3)'
+    seeds = cell_of(made_up.record(differs=f"steps 5 (6), {told}")).ours["R2"]
+    assert settings_text(seeds) == "other lr, folder, x"
+    assert settings_text(cell_of(made_up.record()).ours["R2"]) == ""
+
+
+def test_losses_are_better_when_they_are_less():
+    for metric in ("loss", "train_loss"):
+        assert difference(metric, 2.0, 2.5).verdict == "better"
+        assert difference(metric, 3.0, 2.5).verdict == "worse"
 
 
 def test_the_last_evaluation_stands_beside_the_best():
@@ -136,7 +202,7 @@ def test_the_last_evaluation_stands_beside_the_best():
     cummax = "table1/cummax/dlr-1"
     records = [made_up.record(value=0.99), made_up.record(cummax, value=0.51)]
     ends = dict(zip((record.stem for record in records), (0.985, 0.42), strict=True))
-    curves = {stem: {"validation R2": [(1000, 0.1), (2000, end)]} for stem, end in ends.items()}
+    curves = {stem: {"validation R2": [(1000, 0.1), (40000, end)]} for stem, end in ends.items()}
     results = [Results("ours", records, curves)]
     table = make_tables(results)[0]
     assert [table.cells[name].ours["R2"].last for name in (SHIFT, cummax)] == [0.985, 0.42]
@@ -150,10 +216,13 @@ def test_the_last_evaluation_stands_beside_the_best():
     assert "| 0.510 | ≈ −0.010 | 0.420 | 40000 of 40000 |" in markdown(results)
     assert "at the last evaluation 0.420" in dialog(table, table.cells[cummax], results)
     seeds = [made_up.record(seed=k, value=0.9) for k in (0, 1)]
-    one = {seeds[0].stem: {"validation R2": [(1000, 0.8)]}}
+    one = {seeds[0].stem: {"validation R2": [(40000, 0.8)]}}
     assert cell_of(*seeds).ours["R2"].last is None
     half = make_tables([Results("ours", seeds, one)])[0].cells[SHIFT]
     assert half.ours["R2"].last is None, "of one of two is no mean"
+    nan = {each.stem: {"validation R2": [(39000, 0.9)]} for each in seeds}  # at 40000: left out
+    ended = make_tables([Results("ours", seeds, nan)])[0].cells[SHIFT]
+    assert ended.ours["R2"].last is None, "it is not known to have ended well"
     other = made_up.record("table3/listops-subtrees/dlr", metric="accuracy", split="test")
     curve = {other.stem: {"validation accuracy": [(1, 0.5)], "validation R2": [(1, 0.5)]}}
     table3 = make_tables([Results("ours", [other], curve)])[2]

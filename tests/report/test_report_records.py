@@ -19,6 +19,7 @@ from dlrnn.models import LanguageConfig, ModelConfig, build_model
 from dlrnn.report import add, collect, read_results
 from dlrnn.report.records import VERSION, parse_record, stem
 from dlrnn.report.results import curve_bytes, read_curve
+from dlrnn.report.site import write_site
 from dlrnn.report.store import in_memory
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, with_overrides
 from dlrnn.train import train as run_training
@@ -279,6 +280,15 @@ def test_a_language_model_that_was_examined(tmp_path):
     config = RunConfig(task, model, steps=2, batch_size=2, log_every=1, eval_batches=1)
     run_training(tmp_path / "run", config, device=DEVICE.type, show=False, writer="none")
     stopped = collect(tmp_path / "run", unfinished=True).records
+    path = tmp_path / "run" / "records.jsonl"
+    before = path.read_text()
+    told = [
+        {"step": 2, "split": "validation", "loss": v, "perplexity": 9.0} for v in (5.0, 3.0, 4.0)
+    ]
+    path.write_text(before + "".join(json.dumps(each) + "\n" for each in told))
+    best = collect(tmp_path / "run", unfinished=True).records[-1].value
+    assert best == min(3.0, stopped[-1].value), "the least loss"
+    path.write_text(before)
     assert main(["eval", str(tmp_path / "run"), "--device", DEVICE.type]) == 0
     found = collect(tmp_path / "run")
     last = [each for each in RunFolder(tmp_path / "run").records() if each["split"] == "train"][-1]
@@ -407,6 +417,80 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
     ):
         assert sum(words in problem for problem in found.problems) == 1, (words, found.problems)
     assert len(found.problems) == 5
+
+
+def test_files_of_one_run_are_never_those_of_another(tmp_path):
+    """Names that become the same when they are tamed."""
+    one, other = (made_up.run(SHIFT, variant=name) for name in ("fp32 phases", "fp32-phases"))
+    add([one], tmp_path)
+    (said,) = add([other], tmp_path)
+    assert "left out: its files would be those of fp32 phases, seed 0: say --variant" in said
+    (record,) = read_results(tmp_path, "ours").records
+    assert record.variant == "fp32 phases"
+
+
+def test_bytes_of_others_are_kept(tmp_path):
+    (tmp_path / "records.jsonl").write_bytes(b'{"note": "caf\xe9"\n')
+    add([made_up.run(SHIFT)], tmp_path)
+    assert (tmp_path / "records.jsonl").read_bytes().endswith(b'{"note": "caf\xe9"\n')
+
+
+def test_two_runs_without_times_are_not_the_same(tmp_path):
+    made = made_up.run(SHIFT)
+    one, other = (
+        replace(made, records=[replace(made.records[0], value=v, wall_seconds=None)])
+        for v in (0.9, 0.1)
+    )
+    add([one], tmp_path)
+    assert "--replace takes this one" in add([other], tmp_path)[0]
+    assert read_results(tmp_path, "ours").records[0].value == 0.9
+
+
+def test_a_later_run_that_was_not_tested_does_not_replace_a_tested_one(tmp_path):
+    made = made_up.run("table3/listops-subtrees/dlr")
+    tested, later = (
+        replace(
+            made, records=[replace(made.records[0], steps=n, split=split, wall_seconds=1.0 * n)]
+        )
+        for n, split in ((100, "test"), (200, "validation"))
+    )
+    add([tested], tmp_path)
+    assert "kept the one with 100 steps" in add([later], tmp_path)[0]
+
+
+def test_of_two_lines_of_one_run_the_later(tmp_path):
+    lines_of = [replace(made_up.record(), value=value).to_line() for value in (0.1, 0.2)]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines_of))
+    assert [record.value for record in read_results(tmp_path, "ours").records] == [0.2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["step,validation R2\n-5,0.1\n9,0.2\n", "step,validation R2\n1,1e308\n9,-1e308\n"],
+)
+def test_curves_that_cannot_be_drawn_stop_nothing(tmp_path, content):
+    made = made_up.run(SHIFT)
+    add([made], tmp_path)
+    (tmp_path / "curves" / f"{made.stem}.csv").write_text(content)
+    write_site(tmp_path / "site", [read_results(tmp_path, "ours")], tmp_path / "none")
+    assert (tmp_path / "site" / "table1.html").exists()
+
+
+def test_an_own_seed_of_the_data_is_told(done, tmp_path):
+    path = train(tmp_path / "run", "--task.settings.seed", "77", steps=2)
+    (record,) = collect(path).records
+    assert "task.settings.seed 77 (null)" in record.differs
+    assert "--task.settings.seed 77" in record.command
+
+
+def test_the_name_of_a_folder_counts_if_its_task_does(done, tmp_path):
+    """A run on Shift that lies where one on CumSum would."""
+    place = tmp_path / "table1" / "cumsum" / "dlr-1" / "seed-0"
+    shutil.copytree(done, place)
+    assert collect(place).records[0].recipe == "table1/shift/dlr-1"
+    named = tmp_path / "table1" / "shift" / "dlr-6" / "seed-0"
+    shutil.copytree(done, named)
+    assert collect(named).records[0].recipe == "table1/shift/dlr-6", "as its folder says"
 
 
 def test_an_own_name_and_variant(done, tmp_path):

@@ -89,11 +89,29 @@ def test_a_run_that_was_stopped(values, level, tiny, tmp_path, capsys):
 
 
 def test_a_tenth_of_the_steps_is_a_cut(tiny, tmp_path):
-    run = folder_of(tiny, tmp_path / "run", [0.99] * 2, steps=4000, every=2000, scale="short")
+    run = folder_of(tiny, tmp_path / "run", [0.9] * 8, steps=4000, every=500, scale="short")
     (record,) = collect(run, unfinished=True).records
     assert (record.variant, record.size, record.steps_asked) == ("", "full", 40000)
     assert record.is_cut
+    assert record.differs == "steps 4000 (40000)"
     assert "--scale short" in record.command
+
+
+@pytest.mark.parametrize(
+    ("changes", "plain"),
+    [
+        ([], True),
+        (["--schedule", "cosine"], False),
+        (["--warmup", "100"], False),
+        (["--lr", "1"], True),
+    ],
+)
+def test_only_what_had_the_rate_of_the_recipe_may_stop(changes, plain, tiny, tmp_path):
+    """A rate that fell sooner, or began later, is another run's."""
+    values = [0.995] * 20
+    run = folder_of(tiny, tmp_path / "run", values, steps=20000, overrides=changes)
+    (record,) = collect(run, unfinished=True).records
+    assert bool(record.stopped) == plain
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_nothing_is_dropped_in_an_evaluation():
     found = scores(model, task, iter([batch]))
     assert model.training, "as it was"
     assert found == scores(model, task, iter([batch])) == scores(model.eval(), task, iter([batch]))
+    assert not model.training, "as it was"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -189,9 +190,14 @@ def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
     assert json.loads(snapshots[-1])["step"] == steps
     splits = [each["split"] for each in RunFolder(tmp_path / "run").records()]
     assert set(splits[-2:]) == {"train", "validation"}, "its last loss, too"
-    whole = train(tmp_path / "whole", config(steps=60, eval_every=10), **QUIET)
-    assert whole["steps"] == 60
-    assert "stopped" not in whole
+    whole = train(
+        tmp_path / "whole",
+        config(steps=steps, eval_every=10, checkpoint_every=40),
+        until_plain=True,
+        **QUIET,
+    )
+    assert whole["steps"] == steps
+    assert "stopped" not in whole, "plain, and at its end"
 
 
 def test_a_loss_is_never_plain(tmp_path, monkeypatch):

@@ -150,12 +150,14 @@ def _names(folders: list[Path]) -> list[str]:
 def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected"], list[str]]:
     """What can be read of the runs, by folder; the rest is a sentence each."""
     from dlrnn.report import collect, find_runs
+    from dlrnn.report.results import UNREADABLE
 
     found, problems = {}, []
     for path in find_runs(paths):
         try:
             found[path] = collect(path, **options)
-        except (ValueError, KeyError, OSError) as error:
-            said = str(error).partition("\n")[0]
+        except UNREADABLE as error:
+            told = isinstance(error, ValueError | OSError)  # else it is Python that speaks
+            said = str(error).partition("\n")[0] if told else "its files are not those of a run"
             problems.append(said if str(path) in said else f"{path}: {said}")
     return found, problems

@@ -215,7 +215,10 @@ def _recorded(folder: Path) -> dict[str, str]:
     from dlrnn.report.layouts import make_tables
     from dlrnn.report.results import read_results
 
-    tables = make_tables([read_results(folder, "ours")])
+    results = read_results(folder, "ours")
+    for problem in results.problems:
+        print(f"dlrnn recipes: {problem}", file=sys.stderr)
+    tables = make_tables([results])
     cells = [cell for table in tables for cell in table.cells.values()]
     return {
         cell.recipe: " / ".join(

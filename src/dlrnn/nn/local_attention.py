@@ -54,7 +54,9 @@ class LocalAttention(Attention):
         if length <= chunk:
             return super()._attend(q, k, v, lengths)
         if self.bidirectional and lengths is None:
-            return self._both_sides(q, k, v)
+            if not torch.compiler.is_compiling():
+                return self._both_sides(q, k, v)
+            lengths = torch.full(q.shape[:1], length, device=q.device)  # one graph for all lengths
         if missing := -length % chunk:
             q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
         if lengths is not None and self.bidirectional:

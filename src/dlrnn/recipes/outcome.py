@@ -65,6 +65,8 @@ def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
         return _progress(recipe, RunFolder(path), config)
     except ValueError as error:
         return Outcome(str(error))
+    except (KeyError, TypeError, AttributeError):
+        return Outcome(f"{path} holds what no run writes")
 
 
 def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:

@@ -117,8 +117,8 @@ def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
     if not said and device:
         try:
             score_best(run.path, device)
-        except ValueError as error:  # this run, not the others
-            said = str(error)
+        except Exception as error:  # whatever happened, the other runs are not to blame
+            said = str(error).partition("\n")[0] or type(error).__name__
     found = outcome_in(run.path, run.recipe, run.config)
     return {
         "recipe": run.recipe.name,

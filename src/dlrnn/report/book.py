@@ -82,9 +82,9 @@ class Seeds:
 
     @property
     def spread(self) -> float | None:
-        """The largest less the smallest, None for fewer than two seeds."""
+        """The largest less the smallest, None for fewer than two seeds, or if one diverged."""
         values = [record.value for record in self.counted if record.value is not None]
-        return max(values) - min(values) if len(values) > 1 else None
+        return max(values) - min(values) if len(values) == len(self.counted) > 1 else None
 
     @property
     def size(self) -> str:
@@ -108,7 +108,8 @@ class Seeds:
         sign = -1 if self.metric in LESS_IS_BETTER else 1
         reached = sign * found.value >= 0 and abs(paper) > tolerance(self.metric)
         untested = any(record.is_untested for record in self.counted)
-        judged = self.is_comparable or (reached and not untested)
+        longer = any(record.is_longer for record in self.counted)
+        judged = self.is_comparable or (reached and not untested and not longer)
         return found if judged else found._replace(verdict=None)
 
 
@@ -152,8 +153,10 @@ class Cell:
     def is_good_at_the_end(self, metric: str) -> bool:
         """Near the paper or better by its last evaluation, too, if another one counts."""
         last = self.ours[metric].last if metric in self.ours else None
-        found = None if last is None else difference(metric, last, self.paper[metric])
-        return found is None or found.verdict != "worse"
+        paper = self.paper.get(metric)
+        if last is None or paper is None:
+            return True
+        return difference(metric, last, paper).verdict != "worse"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -161,8 +164,9 @@ class Cell:
         return self.verdict_of(OURS)
 
     def verdict_of(self, column: str) -> Verdict | None:
-        """The same for another column; None if one of its metrics has none."""
-        verdicts = [each.verdict for m in self.metrics if (each := self.difference(m, column))]
+        """The same for another column; None if one of the paper's metrics has none."""
+        found = [self.difference(metric, column) for metric in self.paper]
+        verdicts = [None if each is None else each.verdict for each in found]
         order: tuple[Verdict | None, ...] = (None, "worse", "near", "better")
         return next((each for each in order if each in verdicts), None)
 

@@ -65,10 +65,16 @@ def state_text(seeds: Seeds) -> str:
     other = {FULL: "", "tiny": "tiny"}.get(seeds.size, "other sizes")
     untested = any(record.is_untested for record in seeds.counted)
     parts = [other, "validation, not tested" if untested else ""]
-    if any(record.steps < record.steps_asked for record in seeds.counted):
+    if any(record.steps != record.steps_asked for record in seeds.counted):
         steps, *early = steps_text(seeds.counted).removesuffix(", tiny").split(", ")
         parts.append(f"{early[0]}: {steps} steps" if early else f"{steps} steps")
     return ", ".join(filter(None, parts))
+
+
+def settings_text(seeds: Seeds) -> str:
+    """What was not as in the recipe: "other lr, warmup"; its dialog has the values."""
+    names = re.findall(r"(?:^|, )([\w.]+) ", seeds.counted[0].settings)
+    return f"other {', '.join(name.rpartition('.')[2] for name in names)}" if names else ""
 
 
 def seeds_text(seeds: Seeds) -> str:

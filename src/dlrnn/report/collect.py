@@ -104,7 +104,7 @@ def collect(
     )
     if (result or {}).get("stopped"):
         shared = replace(shared, command=f"{shared.command} --until-plain")
-    if shared.is_cut:
+    if shared.is_cut and _same_rate(config, origin.recipe.config, shared.steps):
         told = _plain(next(iter(origin.recipe.paper), ""), lines, shared, config.steps)
         shared = replace(shared, stopped=told)
     records = [
@@ -204,6 +204,12 @@ def _scores(
     if "train" in last:
         found = {"train_loss": last["train"]["loss"], **found}
     return split, found
+
+
+def _same_rate(config: RunConfig, recipe: RunConfig, steps: int) -> bool:
+    """So far: one that fell sooner could not have gone on as the recipe would."""
+    places = {0, config.warmup, recipe.warmup, steps // 2, steps - 1}
+    return all(config.rate(k) == recipe.rate(k) for k in places if 0 <= k < steps)
 
 
 def _plain(metric: str, lines: list[dict[str, Any]], record: Record, asked: int) -> str:

@@ -43,7 +43,11 @@ def _table(name: str, results: Sequence[Results]) -> Table:
 
 def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
     """Of each recipe and variant the run that others must be like: tested, as the recipe says."""
-    order = sorted(records, key=lambda each: (each.is_untested, bool(each.settings), each.seed))
+
+    def order_of(each: Record) -> tuple[object, ...]:
+        return each.is_untested, each.is_longer, bool(each.settings), each.seed
+
+    order = sorted(records, key=order_of)
     return {(each.recipe, each.variant): each for each in reversed(order)}
 
 
@@ -52,12 +56,14 @@ def _aside(record: Record, usual: Record) -> str:
     other = record.settings or "as in the recipe"
     told = [record.variant, other if record.settings != usual.settings else ""]
     told.append("not tested" if record.is_untested != usual.is_untested else "")
+    told.append(f"{record.steps} steps" if record.is_longer != usual.is_longer else "")
     return ", ".join(filter(None, told))
 
 
 def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
-    """The curve that its value is the best of."""
-    return results.curves.get(record.stem, {}).get("validation R2", [])
+    """The curve that its value is the best of; [] if it does not reach the end: NaN is left out."""
+    curve = results.curves.get(record.stem, {}).get("validation R2", [])
+    return curve if curve and curve[-1][0] == record.steps else []
 
 
 def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:

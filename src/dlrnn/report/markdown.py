@@ -21,7 +21,8 @@ not count beside one that was not), the spread their largest less their smallest
 not run says so: no number is taken from the paper into our column. `dlrnn report` makes pages of
 the same, with curves and commands. "As in the paper" (≈) is within .03 (R2, loss) or 1.5 points
 (percent); a run with fewer steps than the paper's says how many, and its difference has no mark
-(≈ ▲ ▼) unless it has reached the paper's number all the same.
+(≈ ▲ ▼) unless it stopped where it was plainly at 0 or 1, or has reached the paper's number all the
+same. A run in bf16 is validated in bf16, and tested in fp32.
 
 ![Table 1, the paper's numbers and ours](pictures/table1.png)
 """

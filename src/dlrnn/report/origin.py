@@ -63,8 +63,14 @@ class Origin:
 
     @property
     def differs(self) -> str:
-        """From the recipe at its scale: "lr 0.003 (0.0008), steps 5000 (300000)"."""
+        """From the recipe (tiny: at that scale): "lr 0.003 (0.0008), steps 5000 (300000)"."""
         told = {n: pair for n, pair in self.changed.items() if n not in HOW_OFTEN}
+        if self.scale == "short":
+            short, full = scaled(self.recipe, "short"), self.recipe.config
+            for name in ("steps", "warmup"):
+                here = told.get(name, (getattr(short, name),))[0]
+                told[name] = here, getattr(full, name)
+            told = {name: pair for name, pair in told.items() if pair[0] != pair[1]}
         return ", ".join(f"{n} {json_of(a)} ({json_of(b)})" for n, (a, b) in told.items())
 
     def command(self, config: RunConfig) -> str:
@@ -85,8 +91,9 @@ class Origin:
 
 def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Origin]:
     """The name to record, and the nearest recipe; a name without a recipe may be asked for."""
-    named = "/".join(path.resolve().parts[-4:-1])
-    name = asked or (named if named in recipes.RECIPES else None)
+    named = recipes.RECIPES.get("/".join(path.resolve().parts[-4:-1]))
+    fits = named is not None and named.config.task.name == config.task.name
+    name = asked or (named.name if named is not None and fits else None)
     if asked is not None and asked not in recipes.RECIPES:
         table, _, rest = asked.partition("/")
         if table not in recipes.TABLES or rest.count("/") != 1:
@@ -142,7 +149,7 @@ def _changes(here: dict[str, Any], there: dict[str, Any]) -> dict[str, tuple[Any
     there = {n: v for n, v in there.items() if not (gone and n.startswith(gone))} | {
         n: there[n] for n in ("model.mixer", "task.name")
     }
-    names = [name for name in here | there if name not in ("seed", "task.settings.seed")]
+    names = [name for name in here | there if name != "seed"]
     pairs = {name: (here.get(name), there.get(name)) for name in names}
     if all(pairs.get(FOLDER, (None,))):
         del pairs[FOLDER]  # where a set lies is nobody's business

@@ -115,13 +115,15 @@ def listops(results: Sequence[Results], tables: Sequence[Table]) -> Html:
                       if row["error"] is not None], place)
         for place, (name, found) in enumerate(runs)
     ]  # fmt: skip
-    operators = [row["operator"] for row in runs[0][1]["by operator"]]
-    bars = [
-        (name, [None if row["error"] is None else 100 * row["error"]
-                for row in found["by operator"]][: len(operators)])
+    errors = [
+        (name, {row["operator"]: row["error"] for row in found["by operator"]})
         for name, found in runs
-        if len(found["by operator"]) >= len(operators)
-    ]  # fmt: skip
+    ]
+    operators = list(dict.fromkeys(operator for _, each in errors for operator in each))
+    bars = [
+        (name, [None if each.get(one) is None else 100 * each[one] for one in operators])
+        for name, each in errors
+    ]
     worst = max((value for one in by_height for _, value in one.points), default=0)
     described = [
         f"{one.name}: {shown(one.points[-1][1])}% at height {shown(one.points[-1][0])}."

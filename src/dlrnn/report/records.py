@@ -89,14 +89,20 @@ class Record:
         return self.steps < self.steps_asked and not self.stopped
 
     @property
+    def is_longer(self) -> bool:
+        """More steps than the paper's."""
+        return self.steps > self.steps_asked
+
+    @property
     def is_untested(self) -> bool:
         """The paper's R2 is of the validation split, all else of the test split."""
-        return self.metric != "R2" and self.split != "test"
+        return self.split != ("validation" if self.metric == "R2" else "test")
 
     @property
     def is_comparable(self) -> bool:
         """The paper's sizes, steps and split: it can be held against the paper's number."""
-        return self.size == FULL and not self.is_cut and not self.is_untested
+        steps = not self.is_cut and not self.is_longer
+        return self.size == FULL and steps and not self.is_untested
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -166,8 +172,9 @@ def _check(record: Record) -> None:
             raise ValueError(f"has the {name} {value!r}, which is none of {', '.join(known)}")
     if record.steps < 0 or record.steps_asked < 1:
         raise ValueError(f"has {record.steps} of {record.steps_asked} steps")
-    if record.value is not None and not math.isfinite(record.value):
-        raise ValueError("has a value that is not finite: say null")
+    for name in ("value", "seconds_per_step", "wall_seconds"):
+        if (number := getattr(record, name)) is not None and not math.isfinite(number):
+            raise ValueError(f"has a {name} that is not finite: say null")
 
 
 def _is(value: object, kind: Any) -> bool:

@@ -14,7 +14,6 @@ Whatever cannot be read is one sentence in `problems`; the rest is there.
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +122,7 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
 
 def read_lines(path: Path) -> list[str]:
     """Of a file, empty ones too; none if there is no file."""
-    return path.read_text("utf-8-sig", "replace").split("\n") if path.is_file() else []
+    return path.read_text("utf-8-sig", "surrogateescape").split("\n") if path.is_file() else []
 
 
 def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:
@@ -164,7 +163,7 @@ def read_curve(content: bytes) -> Curve:
     curve: Curve = {}
     for place, name in enumerate(head[1:], start=1):
         known = [(int(row[0]), float(row[place])) for row in rows if row[place] != ""]
-        curve[name] = [(step, v) for step, v in known if math.isfinite(v) and step <= LARGEST]
+        curve[name] = [(step, v) for step, v in known if abs(v) < 1e30 and 0 <= step <= LARGEST]
     return curve
 
 
@@ -201,6 +200,12 @@ def check_breakdown(values: Any) -> dict[str, list[dict[str, Any]]]:
         ]
         for key, kind in kinds.items()
     }
+
+
+def _finite(value: Any) -> float:
+    if not abs(value) < 1e30:
+        raise ValueError("a number is finite")
+    return float(value)
 
 
 def _height(value: Any) -> int:
@@ -253,14 +258,14 @@ def _step_times(values: Any) -> dict[str, Any]:
         {
             "model": str(row["model"]),
             "precision": str(row.get("precision", "fp32")),
-            **{n: None if row[n] is None else float(row[n]) for n in names},
+            **{n: None if row[n] is None else _finite(row[n]) for n in names},
         }
         for row in values["models"]
     ]
     higher = [
         {"task": str(row["task"]), "model": str(row["model"])}
         | {"precision": str(row.get("precision", "fp32"))}
-        | {n: float(row[n]) for n in ("ms", "relative", "paper")}
+        | {n: _finite(row[n]) for n in ("ms", "relative", "paper")}
         for row in values.get("table3", ())
     ]
     where = {"device": str(values["device"]), "torch": str(values["torch"])}

@@ -48,8 +48,14 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
         new = run.records[0]
         there = [each for each in known.values() if each.run == new.run]
         steps = max((each.steps for each in there), default=0)
-        goes_on = new.steps > steps and all(each.settings == new.settings for each in there)
+        goes_on = new.steps > steps and all(_goes_on(new, each) for each in there)
+        clash = next((r for r in known.values() if r.stem == run.stem and r.run != new.run), None)
         what = f"{run.stem}: {_came(new)}"
+        if clash is not None:
+            other = f"{clash.variant or clash.recipe}, seed {clash.seed}"
+            why = f"its files would be those of {other}: say --variant NAME"
+            said.append(f"{what}, left out: {why}")
+            continue
         if not there:
             said.append(f"{what}, added")
         elif all(dataclasses.replace(each, note=new.note) in run.records for each in there):
@@ -67,8 +73,15 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
     order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
     lines = [record.to_line() for record in order] + foreign
-    _write(folder / RECORDS, "".join(f"{line}\n" for line in lines).encode())
+    content = "".join(f"{line}\n" for line in lines)
+    _write(folder / RECORDS, content.encode(errors="surrogateescape"))
     return said
+
+
+def _goes_on(new: Record, there: Record) -> bool:
+    """The same experiment, further on its way to the paper's steps, and judged as well."""
+    judged = new.is_untested <= there.is_untested
+    return new.settings == there.settings and judged and not new.is_longer
 
 
 def _kept(new: Record, there: Record) -> str:
@@ -92,7 +105,8 @@ def _came(record: Record) -> str:
 def _is_same(new: Record, there: Record) -> bool:
     """The same run read again: another one would not take as long to the millisecond."""
     names = ("steps", "command", "hardware", "wall_seconds")
-    return all(getattr(new, name) == getattr(there, name) for name in names)
+    same = all(getattr(new, name) == getattr(there, name) for name in names)
+    return same and new.wall_seconds is not None
 
 
 def in_memory(collected: Iterable[Collected], name: str) -> Results:

@@ -58,8 +58,8 @@ class Axis:
             first, last = (min(values), max(values)) if values else (0.0, 1.0)
         if self.log:
             first, last = math.log(first), math.log(last)
-        if last - first < 1e-12:
-            first, last = first - 0.5, last + 0.5
+        if last - first < 1e-12 * max(1, abs(first)):
+            first, last = first - 0.5 * max(1, abs(first)), last + 0.5 * max(1, abs(last))
         return Scale(first, last, low, high, log=self.log)
 
     def marks(self, scale: "Scale") -> list[Number]:

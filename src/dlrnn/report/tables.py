@@ -11,6 +11,7 @@ from dlrnn.report.cells import (
     our_number,
     paper_number,
     seeds_text,
+    settings_text,
     state_text,
     steps_text,
 )
@@ -18,6 +19,7 @@ from dlrnn.report.html import Html, join, tag
 from dlrnn.report.results import Results
 from dlrnn.report.svg import Axis, Number, Series, line_plot
 
+TOLD = (state_text, settings_text, fall_text, seeds_text)  # under the number of a cell
 NUMERIC = "0123456789–−"
 NEAR = "“As in the paper” is within .03 (R², loss) or 1.5 points (percent)."
 TIMED = ("table1", "table3", "table6")
@@ -175,7 +177,7 @@ def _numbers(cell: Cell, source: str) -> list[Html]:
     for metric in cell.metrics:
         value = tag("span", our_number(found.get(metric)), class_="ours")
         lines.append(tag("span", value, " ", badge(cell, metric, source), class_="pair"))
-    told = (text(seeds) for text in (state_text, fall_text, seeds_text) for seeds in found.values())
+    told = (text(seeds) for text in TOLD for seeds in found.values())
     for state in dict.fromkeys(told):
         lines += [tag("span", state, class_="share")] if state else []
     return lines
