@@ -91,7 +91,7 @@ def test_options_are_not_shared_with_the_caller():
 )
 def test_what_cannot_be(arguments, sentence, unchecked):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        ModelConfig(**{"mixer": "dlr", "mixer_options": STATES, **arguments})
+        ModelConfig(**{"mixer": "dlr", "mixer_options": STATES, **arguments}).make_mixer()
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
@@ -157,10 +157,16 @@ def test_ones_own_mixer_by_its_import_path(my_package):
     assert isinstance(model.blocks[1].mixer.mix, nn.Conv1d)
 
 
+def test_a_misspelt_name_of_ours_is_refused_at_once():
+    for arguments in (("dlrr", STATES), ("dlr", {"d_stat": 4}), (3, {})):
+        with pytest.raises((ValueError, TypeError)):
+            ModelConfig(*arguments)
+
+
 def test_a_sink_of_options_does_not_swallow_a_misspelt_one(my_package):
     sentence = "^the mixer 'my_package.MyLayer' has no option 'widht': did you mean 'width'"
     with pytest.raises(ValueError, match=sentence):
-        ModelConfig("my_package.MyLayer", {"widht": 5})
+        ModelConfig("my_package.MyLayer", {"widht": 5}).make_mixer()
 
 
 def test_what_ones_own_mixer_cannot_do_is_a_sentence(my_package):
@@ -188,7 +194,7 @@ def test_what_ones_own_mixer_cannot_do_is_a_sentence(my_package):
             "the mixer 'my_package.Constant' must take d_model first, and it takes nothing",
         ),
         (
-            lambda: ModelConfig("broken_package.MyLayer"),
+            lambda: ModelConfig("broken_package.MyLayer").make_mixer(),
             "the mixer 'broken_package.MyLayer' cannot be imported: division by zero",
         ),
     ):

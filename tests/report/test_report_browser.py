@@ -328,7 +328,8 @@ def test_hostile_records_stay_text(visit, tmp_path):
     run = made_up.run("table1/shift/dlr-1", variant=evil, snapshots=layers)
     made_up.add([run], tmp_path / "results")
     found = read_results(tmp_path / "results", evil)
-    write_site(tmp_path / "site", [found, found], tmp_path / "none", [evil])
+    found.problems.append(evil)
+    write_site(tmp_path / "site", [found, found], tmp_path / "none")
     for name in ("index", "table1", "explorer"):
         page = visit(name, at=tmp_path / "site")
         page.wait_for_timeout(100)

@@ -1,5 +1,6 @@
 """Columns beside the paper's: ours and others', and which numbers are held against the paper."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -482,6 +483,24 @@ def test_where_a_set_lies_makes_no_difference(tmp_path):
     name, origin = origin_of(tmp_path, config, None)
     assert (name, origin.differs, origin.variant) == ("table4/text/dlr", "", "")
     assert "somewhere" not in origin.command(config)
+
+
+def test_a_run_is_read_where_its_mixer_is_not(tmp_path, capsys):
+    """A folder from another machine: numbers need no source."""
+    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
+    where = ["--writer", "none", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert main(["train", SHIFT, *small, *where]) == 0
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["model"] |= {"mixer": "gone_package.MyLayer", "mixer_options": {"width": 3}}
+    path.write_text(json.dumps(config))
+    site = ["--out", str(tmp_path / "site")]
+    assert main(["report", "--runs", str(tmp_path / "run"), *site]) == 0
+    assert "yours: gone_package.MyLayer, tiny" in (tmp_path / "site" / "table1.html").read_text()
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    said = "cannot be imported: No module named 'gone_package' in this folder or PYTHONPATH"
+    assert said in capsys.readouterr().err
 
 
 def test_another_layer_is_not_called_by_the_recipe_s_name_alone():

@@ -165,7 +165,8 @@ def test_what_records_hold_is_text(tmp_path):
     lengths["cases"][0][EVIL] = 3.0
     (tmp_path / "lengths.json").write_text(json.dumps(lengths))
     found = read_results(tmp_path / "results", EVIL)
-    write_site(tmp_path / "site", [found, found], tmp_path / "lengths.json", [EVIL])
+    found.problems.append(EVIL)
+    write_site(tmp_path / "site", [found, found], tmp_path / "lengths.json")
     for name, page in pages(tmp_path / "site").items():
         scripts = page.all("script")
         assert all("src" in a or a.get("type") == "application/json" for a in scripts), name

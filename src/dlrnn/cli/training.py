@@ -286,6 +286,7 @@ def _sweep(given: argparse.Namespace) -> int:
 def _check_changes(given: argparse.Namespace) -> None:
     """Before a run begins: settings that are none, and what another mixer does not inherit."""
     from dlrnn import recipes
+    from dlrnn.models import ModelConfig
     from dlrnn.recipes.sweep import chosen
 
     if any(word.partition("=")[0] == "--seed" for word in given.overrides):
@@ -300,6 +301,9 @@ def _check_changes(given: argparse.Namespace) -> None:
     notes: dict[str, None] = {}
     for recipe in found if given.overrides else []:
         own = recipes.scaled(recipe, given.scale)
-        notes[_not_inherited(own, overridden(own, given.overrides))] = None
+        changed = overridden(own, given.overrides)
+        if isinstance(changed.model, ModelConfig):
+            changed.model.check_mixer()
+        notes[_not_inherited(own, changed)] = None
     for note in filter(None, notes):
         print(note, file=sys.stderr)

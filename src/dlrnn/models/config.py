@@ -57,12 +57,20 @@ class ModelConfig:
         kind = type(self.mixer_options).__name__
         require(isinstance(self.mixer_options, dict), f"mixer_options must be a dict, not a {kind}")
         object.__setattr__(self, "mixer_options", dict(self.mixer_options))  # not the caller's
-        _check_options(self.mixer, mixer_class(self.mixer), self.mixer_options)
+        if self.mixer in MIXERS or "." not in str(self.mixer):
+            self.check_mixer()  # somebody's own may not be here, and its run is read all the same
+
+    def check_mixer(self) -> type[nn.Module]:
+        """Its class, if there is one, and it has these options."""
+        found = mixer_class(self.mixer)
+        _check_options(self.mixer, found, self.mixer_options)
+        return found
 
     def make_mixer(self) -> nn.Module:
         """One mixer, freshly initialised; what it refuses is its own sentence."""
+        mixer = self.check_mixer()
         try:
-            return mixer_class(self.mixer)(self.d_model, **self.mixer_options)
+            return mixer(self.d_model, **self.mixer_options)
         except ValueError:
             raise
         except Exception as error:  # whatever happens in somebody's constructor

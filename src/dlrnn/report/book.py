@@ -119,7 +119,6 @@ class Cell:
 
     recipe: str
     paper: dict[str, float]
-    steps_asked: int | None
     note: str = ""
     finding: str = ""
     found: dict[str, dict[str, Seeds]] = field(default_factory=dict)

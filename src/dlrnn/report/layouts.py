@@ -26,7 +26,7 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             source = _source(one.name, variant, ours=place == 0)
             if source != OURS:
                 sources[source] = None
-            empty = Cell(record.recipe, {}, None, finding=one.notes.get(record.recipe, ""))
+            empty = Cell(record.recipe, {}, finding=one.notes.get(record.recipe, ""))
             cell = cells.setdefault(record.recipe, empty)
             metrics = cell.found.setdefault(source, {})
             seeds = metrics.setdefault(record.metric, Seeds(record.metric, []))
@@ -68,7 +68,7 @@ def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
 
 def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:
     finding = results[0].notes.get(recipe.name, "") if results else ""
-    return Cell(recipe.name, recipe.paper, recipe.config.steps, recipe.note, finding)
+    return Cell(recipe.name, recipe.paper, recipe.note, finding)
 
 
 def _source(owner: str, variant: str, *, ours: bool) -> str:

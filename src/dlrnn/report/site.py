@@ -25,12 +25,10 @@ REST = {
 }
 
 
-def write_site(
-    out: str | Path, results: Sequence[Results], lengths: str | Path, problems: Sequence[str] = ()
-) -> list[str]:
+def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path) -> list[str]:
     """Write every page; the first results are ours. All that could not be read, a sentence each."""
     out = Path(out)
-    said = [*problems, *(problem for one in results for problem in one.problems)]
+    said = [problem for one in results for problem in one.problems]
     measured = read_lengths(lengths, said)
     tables = make_tables(results)
     drawn = {f"{table.name}.html": table_page(table, results) for table in tables}
