@@ -79,9 +79,9 @@ def collect(
         raise ValueError(f"{folder.path / RECORDS} is damaged: it {told}")
     split, metrics = _scores(folder, config, lines, unfinished=unfinished)
     side = _Side(folder.path)
-    environment = side.read(ENVIRONMENT, _object) or {}
+    environment, known = side.read(ENVIRONMENT, _environment) or ({}, None)
     per_step, wall = side.read(TIMING, partial(_seconds, result=result)) or (None, None)
-    commit = _commits(environment) or commit
+    commit = known or commit
     shared = Record(
         recipe=name,
         variant=origin.variant if variant is None else variant,
@@ -90,7 +90,7 @@ def collect(
         value=None,
         split=split,
         steps=max(each["step"] for each in lines if split in ("test", each["split"])),
-        steps_asked=origin.steps,
+        steps_asked=origin.expected.steps,
         commit=commit,
         hardware=str((result or {}).get("device") or environment.get("device") or "unknown"),
         versions={n: str(environment[n]) for n in ("dlrnn", "python", "torch") if n in environment},
@@ -104,7 +104,7 @@ def collect(
     )
     if (result or {}).get("stopped"):
         shared = replace(shared, command=f"{shared.command} --until-plain")
-    if shared.is_cut and _same_rate(config, origin.recipe.config, shared.steps):
+    if shared.is_cut and _same_rate(config, origin.expected, shared.steps):
         told = _plain(next(iter(origin.recipe.paper), ""), lines, shared, config.steps)
         shared = replace(shared, stopped=told)
     records = [
@@ -118,8 +118,8 @@ def collect(
     step, breakdown = side.read(EVAL, _examined) or (None, None)
     current = step is not None and step == best_step(folder)  # else an older one was examined
     snapshots, broken = side.read(SNAPSHOTS, _snapshots) or (None, [])
-    path = folder.path / SNAPSHOTS
-    side.problems.extend(f"{path}, line {number}, is not a snapshot" for number in broken)
+    layers = folder.path / SNAPSHOTS
+    side.problems.extend(f"{layers}, line {number}, is not a snapshot" for number in broken)
     draws = current and config.make_task().kind == "tagging"
     return Collected(
         records,
@@ -170,6 +170,12 @@ class _Side:
         except UNREADABLE:
             self.problems.append(f"{path} cannot be read")
             return None
+
+
+def _environment(content: bytes) -> tuple[dict[str, Any], str | None]:
+    """What a run knows of its machine, and its commits."""
+    found = _object(content)
+    return found, _commits(found)
 
 
 def _object(content: bytes) -> dict[str, Any]:

@@ -30,9 +30,9 @@ class Origin:
     changed: dict[str, tuple[Any, Any]]  # here, there
 
     @property
-    def steps(self) -> int:
-        """That the paper took, or, at the tiny scale, that the recipe takes there."""
-        return scaled(self.recipe, "tiny" if self.scale == "tiny" else "full").steps
+    def expected(self) -> RunConfig:
+        """The paper's run or, at the tiny scale, the recipe's there."""
+        return scaled(self.recipe, "tiny" if self.scale == "tiny" else "full")
 
     @property
     def variant(self) -> str:
