@@ -1,6 +1,7 @@
 """Many runs: what is complete is left alone, one that breaks does not stop the others."""
 
 import importlib
+import os
 import shlex
 import signal
 import subprocess
@@ -113,14 +114,21 @@ def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number):
     changes = ["--steps=4000", "--eval_every=4000", "--checkpoint_every=4000", "--log_every=1"]
     where = ["--scale", "tiny", "--out", str(tmp_path), "--device", "cpu"]
     asked = ["table1/cumsum/dlr-1", "--seeds", "3", "--jobs", "2", *where, *changes]
-    command = [sys.executable, "-m", "dlrnn", "sweep", *asked]
+    listens = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listens}; from dlrnn.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "sweep", *asked]  # even if we were told not to listen
     paths = [path_of(asked[0], tmp_path, overrides=changes, seed=k) for k in range(3)]
     timings = [path / "timing.jsonl" for path in paths[:2]]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     while not all(path.exists() and path.read_text() for path in timings):  # a step was made
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does, and `timeout`
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     lines = said.strip().splitlines()
