@@ -92,7 +92,7 @@ def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):
 
 
 def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
-    """A mixer of one's own, on several tasks: found where the command is given."""
+    """A mixer of one's own: found where the command is given."""
     (tmp_path / "own_mixer.py").write_text(
         "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
         "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
@@ -100,31 +100,28 @@ def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     changes = [*STEPS, "--model.mixer", "own_mixer.Twice", "--model.layers=1"]
-    rows = sweep(["table1/cum*/dlr-1"], overrides=changes, scale="tiny", out="out", jobs=2)
-    assert [row["status"] for row in rows] == ["done", "done"]
+    rows = sweep(["table1/cumsum/dlr-1"], overrides=changes, scale="tiny", out="out")
+    assert [row["status"] for row in rows] == ["done"]
     for row in rows:
         config = RunFolder.open(path_of(row["recipe"], "out", overrides=changes)).config
         assert (config.steps, config.model.mixer) == (3, "own_mixer.Twice")
         assert config.model.mixer_options == {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number):
-    """Of three runs, two at once, one is not begun."""
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number, jobs):
+    """Of one more run than go at once, the last is not begun."""
     changes = ["--steps=4000", "--eval_every=4000", "--checkpoint_every=4000", "--log_every=1"]
     where = ["--scale", "tiny", "--out", str(tmp_path), "--device", "cpu"]
-    asked = ["table1/cumsum/dlr-1", "--seeds", "3", "--jobs", "2", *where, *changes]
+    asked = ["table1/cumsum/dlr-1", "--jobs", str(jobs), *where, *changes]
+    asked += ["--seeds", str(jobs + 1)]
     listens = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listens}; from dlrnn.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "sweep", *asked]  # even if we were told not to listen
-    paths = [path_of(asked[0], tmp_path, overrides=changes, seed=k) for k in range(3)]
-    timings = [path / "timing.jsonl" for path in paths[:2]]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    paths = [path_of(asked[0], tmp_path, overrides=changes, seed=k) for k in range(jobs + 1)]
+    timings = [path / "timing.jsonl" for path in paths[:jobs]]
+    pipe = {"stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **pipe)
     while not all(path.exists() and path.read_text() for path in timings):  # a step was made
         assert process.poll() is None
         time.sleep(0.05)
@@ -132,15 +129,13 @@ def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number):
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     lines = said.strip().splitlines()
-    assert sorted(line.partition("seed ")[2] for line in lines if line.endswith("stopped")) == [
-        "0: stopped",
-        "1: stopped",
-    ]
+    stopped = sorted(line.partition("seed ")[2] for line in lines if line.endswith(": stopped"))
+    assert stopped == [f"{k}: stopped" for k in range(jobs)]
     assert lines[-1] == "dlrnn sweep: stopped; the same command goes on"
-    for path in paths[:2]:
+    for path in paths[:jobs]:
         (checkpoint,) = path.glob("step-*.safetensors")
         assert 0 < int(checkpoint.stem[5:]) < 4000
-    assert not paths[2].exists()
+    assert not paths[jobs].exists()
 
 
 def test_jobs_for_slurm(monkeypatch, tmp_path):
@@ -215,10 +210,14 @@ def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_pa
     assert "is not of this recipe: its steps is 1000, not 3" in row["said"]
 
 
-def test_one_bad_folder_does_not_stop_the_others(tmp_path):
+def test_one_bad_folder_does_not_stop_the_others(tmp_path, monkeypatch):
+    module, run = importlib.import_module("dlrnn.recipes.sweep"), []
+    monkeypatch.setattr(module, "_run", lambda job, *_: run.append(job.run.recipe.name) or "")
+    monkeypatch.setattr(module, "score_best", lambda *_: None)
     bad = path_of("table1/cummax/dlr-1", tmp_path)
     bad.mkdir(parents=True)
     (bad / "config.json").write_text("[]")
     rows = sweep(["table1/cum*/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
     status = {row["recipe"]: row["status"] for row in rows}
-    assert status == {"table1/cumsum/dlr-1": "done", "table1/cummax/dlr-1": "broken"}
+    assert status == {"table1/cumsum/dlr-1": "not run", "table1/cummax/dlr-1": "broken"}
+    assert run == ["table1/cumsum/dlr-1"]

@@ -342,6 +342,8 @@ def test_a_broken_file_beside_the_number_is_told_and_the_number_stays(done, tmp_
     names = {p.split(" cannot be read")[0].removeprefix(f"{copy}/") for p in found.problems}
     told = {*side, "snapshots.jsonl"}
     assert names == told - {"timing.jsonl"} or names == told, "a cut line of times is one less"
+    if content != b"3":
+        return  # once is enough: pages take a second
     assert main(["report", "--runs", str(copy), "--out", str(tmp_path / "site")]) == 0
     assert f"{copy}/environment.json cannot be read" in (tmp_path / "site/index.html").read_text()
 
