@@ -186,6 +186,21 @@ def test_wrong_runs(done, tmp_path, capsys):
     assert "there is no such file" in sentence(capsys, "eval", str(copy), *WHERE[2:])
 
 
+def test_check_takes_the_best_model_of_a_run(done, capsys):
+    assert len(list(done.glob("*.safetensors"))) > 1
+    assert main(["check", str(done), "--length", "8", "--json"]) == 0
+    assert all(row["ok"] for row in json.loads(capsys.readouterr().out))
+
+
+def test_recipes_tell_what_cannot_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "records.jsonl").write_text("{oops\n")
+    assert main(["recipes", "table1/shift"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "dlrnn recipes: results/records.jsonl, line 1, is not JSON"
+
+
 def test_eval_draws(done, capsys):
     assert main(["eval", str(done), "--json", *WHERE[2:]]) == 0
     result = json.loads(capsys.readouterr().out)

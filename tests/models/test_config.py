@@ -158,8 +158,8 @@ def test_ones_own_mixer_by_its_import_path(my_package):
 
 
 def test_a_misspelt_name_of_ours_is_refused_at_once():
-    for arguments in (("dlrr", STATES), ("dlr", {"d_stat": 4}), (3, {})):
-        with pytest.raises((ValueError, TypeError)):
+    for arguments in (("dlrr", STATES), ("dlr", {"d_stat": 4})):
+        with pytest.raises(ValueError, match="did you mean"):
             ModelConfig(*arguments)
 
 

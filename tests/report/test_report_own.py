@@ -1,6 +1,7 @@
 """Columns beside the paper's: ours and others', and which numbers are held against the paper."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
 from dlrnn.report.own import own_results
-from dlrnn.report.pages import runs_with
+from dlrnn.report.pages import listops, runs_with
 from dlrnn.report.results import Results
 from dlrnn.report.site import write_site
 from dlrnn.report.tables import count_text
@@ -512,3 +513,19 @@ def test_another_layer_is_not_called_by_the_recipe_s_name_alone():
         "Shift · DLR, 1 layer, L 4096, seed 0 (yours)",
         "Shift · DLR, 1 layer, L 4096, but my.Layer, tiny, seed 0 (yours)",
     ]
+
+
+def test_bars_stand_by_their_operators_whatever_their_order():
+    """A run that lacks one has no bar there."""
+    whole = made_up.breakdown(0.01)
+    other = {**whole, "by operator": list(reversed(whole["by operator"]))[:-1]}
+    records = [made_up.record("table3/listops-subtrees/dlr", seed=k) for k in (0, 1)]
+    stems = [record.stem for record in records]
+    found = Results("ours", records, breakdowns=dict(zip(stems, (whole, other), strict=True)))
+    page = listops([found], make_tables([found]))
+    bars = re.findall(r'data-t="([^"]*)"', str(page))
+    for row in whole["by operator"][1:]:
+        told = [bar for bar in bars if row["operator"] in bar]
+        assert len(told) == 2
+        assert len({bar.rpartition(row["operator"])[2] for bar in told}) == 1, "the same number"
+    assert len([bar for bar in bars if whole["by operator"][0]["operator"] in bar]) == 1

@@ -91,9 +91,9 @@ class Origin:
 
 def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Origin]:
     """The name to record, and the nearest recipe; a name without a recipe may be asked for."""
-    named = recipes.RECIPES.get("/".join(path.resolve().parts[-4:-1]))
-    fits = named is not None and named.config.task.name == config.task.name
-    name = asked or (named.name if named is not None and fits else None)
+    name, named = asked, recipes.RECIPES.get("/".join(path.resolve().parts[-4:-1]))
+    if name is None and named is not None and named.config.task.name == config.task.name:
+        name = named.name
     if asked is not None and asked not in recipes.RECIPES:
         table, _, rest = asked.partition("/")
         if table not in recipes.TABLES or rest.count("/") != 1:
