@@ -437,6 +437,16 @@ def test_bytes_of_others_are_kept(tmp_path):
     assert (tmp_path / "records.jsonl").read_bytes().endswith(b'{"note": "caf\xe9"\n')
 
 
+def test_a_byte_that_is_no_text_costs_no_number(tmp_path):
+    line = replace(made_up.record(), note="cafe").to_line().encode().replace(b"cafe", b"caf\xe9")
+    (tmp_path / "records.jsonl").write_bytes(b"\xef\xbb\xbf" + line)  # and one that Windows wrote
+    add([made_up.run(SHIFT, seed=1)], tmp_path)
+    found = read_results(tmp_path, "ours")
+    assert {record.seed: record.note for record in found.records} == {0: "caf\ufffd", 1: ""}
+    write_site(tmp_path / "site", [found], tmp_path / "none")
+    assert "caf\ufffd" in (tmp_path / "site" / "table1.html").read_text()
+
+
 def test_two_runs_without_times_are_not_the_same(tmp_path):
     made = made_up.run(SHIFT)
     one, other = (

@@ -14,6 +14,7 @@ Whatever cannot be read is one sentence in `problems`; the rest is there.
 import csv
 import io
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,16 +114,16 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
         if not line.strip():
             continue
         try:
-            record = parse_record(line)
+            record = parse_record(line.decode(errors="replace"))
             found[record.key] = record
         except ValueError as error:
             problems.append(f"{path}, line {number}, {error}")
     return list(found.values())
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[bytes]:
     """Of a file, empty ones too; none if there is no file."""
-    return path.read_text("utf-8-sig", "surrogateescape").split("\n") if path.is_file() else []
+    return path.read_bytes().removeprefix(BOM_UTF8).split(b"\n") if path.is_file() else []
 
 
 def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:

@@ -37,9 +37,9 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
 def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list[str]:
     known: dict[tuple[str, str, int, str], Record] = {}
     foreign = []
-    for line in filter(str.strip, read_lines(folder / RECORDS)):
+    for line in filter(bytes.strip, read_lines(folder / RECORDS)):
         try:
-            record = parse_record(line)
+            record = parse_record(line.decode(errors="replace"))
             known[record.key] = record
         except ValueError:
             foreign.append(line)
@@ -72,9 +72,8 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
         _write_files(run, folder)
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
     order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
-    lines = [record.to_line() for record in order] + foreign
-    content = "".join(f"{line}\n" for line in lines)
-    _write(folder / RECORDS, content.encode(errors="surrogateescape"))
+    lines = [record.to_line().encode() for record in order] + foreign
+    _write(folder / RECORDS, b"".join(line + b"\n" for line in lines))
     return said
 
 
