@@ -61,6 +61,7 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert by_name["table1/cummax/dlr-1"]["status"] == "broken"
     assert "is not empty" in by_name["table1/cummax/dlr-1"]["said"]
     said = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("table1/cumsum/dlr-1, seed 0: begins, ") for line in said)
     assert "table1/cumsum/dlr-1, seed 0: done" in said
     assert "table1/cummax/dlr-1, seed 0: broken" in said
     (broken / "something").unlink()
@@ -74,10 +75,15 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
             raise ValueError("best.safetensors is damaged")
 
     monkeypatch.setattr(importlib.import_module("dlrnn.recipes.sweep"), "score_best", score_best)
+    (broken / "result.json").unlink()  # as if stopped after its last checkpoint
+    capsys.readouterr()
     by_name = {row["recipe"]: row for row in sweep(["table1/cum*/dlr-1"], **options)}
     assert by_name["table1/cumsum/dlr-1"]["status"] == "broken"
     assert by_name["table1/cumsum/dlr-1"]["said"] == "best.safetensors is damaged"
     assert by_name["table1/cummax/dlr-1"]["status"] == "done", "one does not stop the others"
+    said = capsys.readouterr().err.splitlines()
+    log = broken.with_suffix(".log")
+    assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on, {log}", "and does not begin"
     assert RunFolder.open(broken).result["steps"] == 3
 
 

@@ -39,6 +39,11 @@ class Job(NamedTuple):
     run: Wanted
     command: list[str]
 
+    @property
+    def starts(self) -> str:
+        """What it does: only a run whose folder is there goes on."""
+        return "goes on" if "--resume" in self.command else "begins"
+
 
 def chosen(patterns: Iterable[str]) -> list[Recipe]:
     """Recipes by name or pattern, `table1/*/dlr-1`, each once."""
@@ -177,7 +182,7 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
     log.parent.mkdir(parents=True, exist_ok=True)
     if stopped.is_set():
         return "not begun"
-    print(f"{job.run.name}: begins, {log}", file=sys.stderr)
+    print(f"{job.run.name}: {job.starts}, {log}", file=sys.stderr)
     with (
         open(log, "a") as file,
         subprocess.Popen(
