@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ import made_up
 import pytest
 
 from dlrnn import recipes
+from dlrnn.bench.lengths import PEERS
 from dlrnn.report import add, read_results
 from dlrnn.report.book import OTHERS
 from dlrnn.report.html import join, tag
@@ -17,7 +19,7 @@ from dlrnn.report.layers import check_snapshot
 from dlrnn.report.markdown import markdown
 from dlrnn.report.results import Results
 from dlrnn.report.site import LIMIT, write_site
-from dlrnn.report.svg import Axis, Series, line_plot
+from dlrnn.report.svg import STYLES, Axis, Series, line_plot
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
@@ -238,6 +240,24 @@ def test_time_against_length_of_every_mixer(tmp_path, site):
     text = pages(tmp_path / "site")["speed"].text
     assert one in text
     assert other not in text
+
+
+def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
+    """Every mixer that `bench lengths` measures, beside DLR and its ceiling: nine lines."""
+    lengths = made_up.lengths()
+    for row in lengths["cases"]:
+        row |= {f"layer {kind}": 1.0 + k for k, kind in enumerate(PEERS)}
+        row.pop("layer attention bf16", None)
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths))
+    write_site(tmp_path / "site", [Results("ours")], tmp_path / "lengths.json")
+    text = (tmp_path / "site" / "speed.html").read_text()
+    figure = next(f for f in text.split("<figure>") if "of every mixer against its" in f)
+    samples = re.findall(r'<g class="line (s\d)[^"]*">.*?d="M14 6([^"]+)"', figure)
+    assert len(samples) == len(PEERS) + 2
+    assert len(set(samples)) == len({colour for colour, _ in samples}) == len(samples)
+    styles = (REPOSITORY / "src/dlrnn/report/assets/report.css").read_text()
+    known = re.findall(r"^ *--(s\d+):", styles, re.MULTILINE)
+    assert sorted(known) == sorted(f"s{k}" for k in range(STYLES) for _ in ("light", "dark"))
 
 
 def test_what_is_behind_every_seed(tmp_path):

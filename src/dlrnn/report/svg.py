@@ -9,13 +9,15 @@ from dlrnn.report.html import Html, join, tag
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 30, 38
-STYLES, DENSE = 8, 24  # colours that report.css knows; points of a line that are not drawn
+STYLES, DENSE = 9, 24  # colours that report.css knows; points of a line that are not drawn
 SHAPES = (
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
     "m-3 -3h6v6h-6z",
     "m0 -4l4 4l-4 4l-4 -4z",
     "m0 -4l4 7h-8z",
+    "m0 4l4 -7h-8z",
 )
+"""Of points: of 45 lines no two have the colour and the shape in common."""
 
 Number = float | int
 

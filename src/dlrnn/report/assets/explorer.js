@@ -5,7 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 480;
 const HEIGHT = 300;
 const EDGE = { left: 52, right: 14, top: 30, bottom: 38 };
-const SHAPES = ["m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0", "m-3 -3h6v6h-6z", "m0 -4l4 4l-4 4l-4 -4z", "m0 -4l4 7h-8z"];
+const SHAPES = ["m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0", "m-3 -3h6v6h-6z", "m0 -4l4 4l-4 4l-4 -4z", "m0 -4l4 7h-8z", "m0 4l4 -7h-8z"];
 
 function element(name, attributes = {}, text = "", space = SVG) {
   const made = space ? document.createElementNS(space, name) : document.createElement(name);
@@ -60,7 +60,7 @@ function panel(what) {
     }
     for (const [a, b, text] of one.points) {
       const [left, top] = [across(a).toFixed(1), up(b).toFixed(1)];
-      group.append(element("path", { class: "point", d: `M${left} ${top}${SHAPES[one.style % 4]}`, "data-t": text, "data-x": left, "data-y": top }));
+      group.append(element("path", { class: "point", d: `M${left} ${top}${SHAPES[one.style % SHAPES.length]}`, "data-t": text, "data-x": left, "data-y": top }));
     }
     drawing.append(group);
   }
