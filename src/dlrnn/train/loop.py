@@ -58,7 +58,8 @@ def train(
     """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
-    same weights and records, bit by bit, on the same device. `devices` and `nodes` are what
+    same weights and records, bit by bit, on the same device (but for attention on a GPU, whose
+    gradients PyTorch's kernels add in another order each time). `devices` and `nodes` are what
     torchrun says, by default; `sharded` processes share the parameters instead of having
     a copy each. `until_plain` ends a run whose metric is plainly at 0 or 1 (train/plain.py).
     """
