@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from dlrnn.recipes import changed_path, run_config, run_path
+from dlrnn.recipes import changed_path, chosen, run_config, run_path
 from dlrnn.recipes.catalogue import get
-from dlrnn.recipes.sweep import chosen, sweep
+from dlrnn.recipes.sweep import sweep
 from dlrnn.train import RunFolder, with_overrides
 
 STEPS = ["--steps", "3"]
@@ -27,6 +27,8 @@ def path_of(name, out, *, overrides=STEPS, scale="tiny", seed=0):
 def test_patterns():
     names = [recipe.name for recipe in chosen(["table1/cum*/dlr-1", "table1/cumsum/dlr-1"])]
     assert sorted(names) == ["table1/cummax/dlr-1", "table1/cumsum/dlr-1"]
+    for begins, pattern in (("table1", "table1/*"), ("table1/shift/", "table1/shift/*")):
+        assert chosen([begins]) == chosen([pattern, begins]) != []
     with pytest.raises(ValueError, match="there is no recipe"):
         chosen(["table9/*"])
 
@@ -35,7 +37,7 @@ def test_patterns():
     ("wrong", "right"),
     [
         ("tabel1/*", "table1/*"),
-        ("table1", "table1/*"),
+        ("tabel1", "table1/*"),
         ("table1/shfit/*", "table1/shift/*"),
         ("Table1/*/dlr1", "table1/*/dlr-1"),
         ("*/dlr1", "*/dlr-1"),

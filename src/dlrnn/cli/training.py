@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     device_option(evaluate)
 
     listed = command(commands, "recipes", _recipes, "every number of the paper: paper, ours, yours")
-    text = "of a table, a task, a pattern: table1, table1/shift, 'table1/*/dlr-1'; default: all"
-    listed.add_argument("recipes", nargs="*", metavar="RECIPE", help=text)
+    some = "a table, a task, a pattern: table1, table1/shift, 'table1/*/dlr-1'"
+    listed.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"{some}; default: all")
     listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
     listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
     _scale(listed)
@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
         "Any setting can be changed for all of them, as `dlrnn train` does it for one:"
         " dlrnn sweep 'table1/*/dlr-1' --scale tiny --model.mixer my_package.MyLayer"
     )
-    sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help="names or patterns: 'table1/*'")
+    sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help=f"names, or {some}")
     sweep.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
     sweep.add_argument("--jobs", type=count, default=1, help="processes at once")
     sweep.add_argument("--slurm", metavar="PARTITION", help="submit to Slurm instead")
@@ -178,7 +178,8 @@ def _recipes(given: argparse.Namespace) -> int:
         recipe = recipes.get(given.show)
         print(recipes.scaled(recipe, given.scale).to_json(), end="")
         return 0
-    names, recorded, rows = _asked(given.recipes), _recorded(Path("results")), []
+    names = {recipe.name for recipe in recipes.chosen(given.recipes or recipes.TABLES)}
+    recorded, rows = _recorded(Path("results")), []
     for line in recipes.listing(given.out, given.scale):
         name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
         if given.scale != "full":
@@ -195,18 +196,6 @@ def _recipes(given: argparse.Namespace) -> int:
     if any("*" in (row["ours"] or "") for row in rows):
         print("*: fewer steps than the paper's, another size, or not tested: see docs/results.md")
     return 0
-
-
-def _asked(given: list[str]) -> set[str]:
-    """Names of recipes, below a name or by a pattern; of nothing, all."""
-    from dlrnn.recipes.catalogue import RECIPES
-    from dlrnn.recipes.sweep import chosen
-
-    found = set() if given else set(RECIPES)
-    for each in given:
-        below = {name for name in RECIPES if name.startswith(f"{each.rstrip('/')}/")}
-        found |= below or {recipe.name for recipe in chosen([each])}
-    return found
 
 
 def _recorded(folder: Path) -> dict[str, str]:
@@ -287,12 +276,11 @@ def _check_changes(given: argparse.Namespace) -> None:
     """Before a run begins: settings that are none, and what another mixer does not inherit."""
     from dlrnn import recipes
     from dlrnn.models import ModelConfig
-    from dlrnn.recipes.sweep import chosen
 
     if any(word.partition("=")[0] == "--seed" for word in given.overrides):
         raise ValueError("a sweep has --seeds N, for seeds 0 .. N-1, instead of --seed")
     try:
-        found = chosen(given.recipes)
+        found = recipes.chosen(given.recipes)
     except ValueError as error:
         if not given.overrides:
             raise

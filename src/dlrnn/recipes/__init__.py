@@ -7,7 +7,7 @@
 `dlrnn recipes` lists them.
 """
 
-from dlrnn.recipes.catalogue import RECIPES, TABLES, get
+from dlrnn.recipes.catalogue import RECIPES, TABLES, chosen, get
 from dlrnn.recipes.outcome import changed_path, run_config, run_path
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.reproduce import listing, reproduce, select, status_of, write_table
@@ -22,6 +22,7 @@ __all__ = [
     "Scale",
     "as_in_paper",
     "changed_path",
+    "chosen",
     "get",
     "listing",
     "reproduce",

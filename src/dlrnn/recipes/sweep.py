@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn.recipes.catalogue import RECIPES, advice
+from dlrnn.recipes.catalogue import chosen
 from dlrnn.recipes.outcome import changed_path, check_folder, outcome_in, run_config, score_best
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
@@ -43,27 +42,6 @@ class Job(NamedTuple):
     def starts(self) -> str:
         """What it does: only a run whose folder is there goes on."""
         return "goes on" if "--resume" in self.command else "begins"
-
-
-def chosen(patterns: Iterable[str]) -> list[Recipe]:
-    """Recipes by name or pattern, `table1/*/dlr-1`, each once."""
-    found: dict[str, Recipe] = {}
-    for pattern in patterns:
-        names = [name for name in RECIPES if fnmatch(name, pattern)]
-        if not names:
-            raise ValueError(f"there is no recipe {pattern!r}: {_advice(pattern)}")
-        found |= {name: RECIPES[name] for name in names}
-    return list(found.values())
-
-
-def _advice(pattern: str) -> str:
-    """Of all names, and of their patterns with a star for one part or two."""
-    known: dict[str, None] = {}
-    for name in RECIPES:
-        table, task, model = name.split("/")
-        ways = (f"{table}/*", f"{table}/{task}/*", f"{table}/*/{model}", f"*/{task}/*")
-        known |= dict.fromkeys((*ways, f"*/{model}", name))
-    return advice(pattern, list(known))
 
 
 def sweep(
