@@ -1,4 +1,4 @@
-"""`make demo`: DLR against attention on two tasks, in three minutes on two CPU cores.
+"""`make demo`: DLR against attention on two tasks, in two minutes on two CPU cores.
 
 Shift asks for long kernels: DLR solves it. CumMax asks for what no fixed kernel does: attention
 solves it, DLR does not. The paper's numbers stand beside ours; its models are larger.

@@ -22,3 +22,9 @@ def surroundings():
     assert torch.empty(3, device=DEVICE).isnan().all(), "uninitialised memory is not poisoned"
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the shape checker that only tests install: what a user sees."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)

@@ -1,9 +1,11 @@
 """Models in folders and on a Hub that is not the real one."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from dlrnn.models import (
     ModelConfig,
     build_model,
     from_pretrained,
+    pretrained,
     push_to_hub,
     save_pretrained,
 )
@@ -58,6 +61,56 @@ def test_a_tokenizer_does_not_outlive_its_model(tmp_path):
     save_pretrained(MODELS["language"][0](), tmp_path / "model", tokenizer=b"{}")
     save_pretrained(DLR(2, 2), tmp_path / "model")
     assert not (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_what_fails_leaves_the_model_that_was_there(tmp_path, monkeypatch, unchecked):
+    layer, x = DLR(2, 2), torch.randn(1, 5, 2)
+    folder = save_pretrained(layer, tmp_path / "model")
+    for wrong, sentence in (
+        ({"tokenizer": "tokenizer.json"}, "tokenizer must be the bytes of a tokenizer.json"),
+        ({"results": [1]}, "results must be values by name, not a list"),
+        ({"run": {"lr": torch.ones(1)}}, "an option of the model, or the run, is no JSON"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            save_pretrained(DLR(2, 3), folder, **wrong)
+        assert torch.equal(from_pretrained(folder)(x), layer(x))
+
+    def killed(model, path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretrained, "save_model", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_pretrained(DLR(2, 3), folder)
+    with pytest.raises(ValueError, match=r"it has no config.json"):
+        from_pretrained(folder)
+    save_pretrained(layer, folder)  # what was not written to its end may be written again
+    assert torch.equal(from_pretrained(folder)(x), layer(x))
+
+
+def test_numbers_of_numpy(tmp_path, unchecked):
+    layer = DLR(2, 2, dt_min=np.float32(1e-3), dropout=np.float32(0.25))
+    again = from_pretrained(save_pretrained(layer, tmp_path / "layer"))
+    assert again.options() == layer.options()
+    assert again.dropout_p == 0.25
+
+
+def test_a_file_imports_nothing(tmp_path, monkeypatch):
+    """A mixer of one's own: its module is imported by who trusts it, not by a file."""
+    (tmp_path / "own_layer.py").write_text(
+        "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
+        "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = build_model(ModelConfig("own_layer.Twice", d_model=4), d_input=2, d_output=1)
+    folder = save_pretrained(model, tmp_path / "model")
+    x = torch.randn(1, 3, 2)
+    assert torch.equal(from_pretrained(folder)(x), model(x))
+    monkeypatch.delitem(sys.modules, "own_layer")
+    sentence = "its mixer is 'own_layer.Twice': `import own_layer` before, if you trust it"
+    with pytest.raises(ValueError, match=sentence):
+        from_pretrained(folder)
+    assert "own_layer" not in sys.modules
 
 
 def test_the_card_says_what_it_is(tmp_path):

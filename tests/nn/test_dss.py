@@ -136,8 +136,8 @@ def test_options_make_the_layer_again():
         ({"dt_min": 0.0}, "0 < dt_min <= dt_max must hold, not 0.0 and 0.01"),
         ({"dt_min": 0.1}, "0 < dt_min <= dt_max must hold, not 0.1 and 0.01"),
         ({"dt_max": math.inf}, "0 < dt_min <= dt_max must hold, not 0.0001 and inf"),
-        ({"frequency_step": 0.0}, "frequency_step must be positive and finite, not 0.0"),
-        ({"frequency_step": math.nan}, "frequency_step must be positive and finite, not nan"),
+        ({"frequency_step": 0.0}, "frequency_step must be above 0 and finite, not 0.0"),
+        ({"frequency_step": math.nan}, "frequency_step must be above 0 and finite, not nan"),
     ],
     ids=str,
 )

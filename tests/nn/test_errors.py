@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from support import DEVICE
+from support import DEVICE, assert_close
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlrnn import DLR
-from dlrnn.nn import RecurrentState
+from dlrnn.nn import DSS, S4, Attention, RecurrentState, SGConv
 
 
 @pytest.mark.parametrize(
@@ -44,14 +46,6 @@ def test_bad_options(options, sentence, unchecked):
 def test_unknown_option():
     with pytest.raises(TypeError, match="unexpected keyword argument 'd_stat'"):
         DLR(4, 6, d_stat=6)
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Without the shape checker that only tests install: what a user sees."""
-    import jaxtyping
-
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def put(x, index, value):
@@ -167,7 +161,7 @@ def test_a_state_of_another_precision(unchecked):
             layer.step(X[:, 0].double(), state)
 
 
-@pytest.mark.parametrize("size", [-1, 2.0, "2"])
+@pytest.mark.parametrize("size", [-1, 2.0, "2", None, True])
 def test_a_batch_that_cannot_be(size, unchecked):
     with pytest.raises(ValueError, match=r"^batch_size must be a whole number of at least 0"):
         DLR(4, 6).to(DEVICE).initial_state(size)
@@ -189,6 +183,32 @@ def test_transforms_of_torch_func(unchecked):
     torch.func.functional_call(layer, dict(layer.named_parameters()), (X,))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("mixer", [DLR(4, 6), DSS(4, 6), S4(4, 6), SGConv(4, length=20)], ids=type)
+def test_forward_mode(mixer, unchecked):
+    """As above: without a word the tangent would be 0, or lack the kernel's part."""
+    layer = mixer.to(DEVICE).requires_grad_(False)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(ValueError, match=r"nor in forward-mode AD: use torch.autograd's"),
+    ):
+        layer(forward_ad.make_dual(X, torch.ones_like(X)))
+    layer(X)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_forward_mode_of_what_has_no_op_of_ours():
+    """Attention is right; its kernels are PyTorch's own."""
+    layer, x = Attention(4, heads=1).to(DEVICE).double(), X.double()
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        dual = layer(forward_ad.make_dual(x, torch.ones_like(x)))
+        tangent = forward_ad.unpack_dual(dual).tangent
+    step = 1e-6
+    with torch.no_grad():
+        expected = (layer(x + step) - layer(x - step)) / (2 * step)
+    assert_close(tangent, expected, 1e-7)
+
+
 def test_half_precision_parameters(unchecked):
     layer = DLR(4, 6).to(DEVICE).bfloat16()
     sentence = "^the parameters of a layer must be float32 or float64, not bfloat16"
@@ -196,6 +216,25 @@ def test_half_precision_parameters(unchecked):
         layer(X.bfloat16())
 
 
-def test_kernel_of_no_length():
-    with pytest.raises(ValueError, match=r"^a kernel needs a length of at least 1, not 0"):
-        DLR(4, 6).kernel(0)
+def test_a_float64_layer_takes_no_half_precision(unchecked):
+    layer = DLR(4, 6).to(DEVICE).double()
+    with (
+        torch.autocast(DEVICE.type, torch.bfloat16),
+        pytest.raises(ValueError, match=r"^x must be float64, not bfloat16"),
+    ):
+        layer(X.bfloat16())
+
+
+@pytest.mark.parametrize("length", [0, 5.0, "5"])
+def test_kernel_of_no_length(length, unchecked):
+    with pytest.raises(ValueError, match=r"^a kernel needs a whole length of at least 1, not "):
+        DLR(4, 6).kernel(length)
+
+
+def test_numbers_that_are_none(unchecked):
+    for make, sentence in (
+        (lambda: SGConv(4, length=9, decay="a"), "decay must be above 0 and at most 1, not 'a'"),
+        (lambda: DSS(4, 6, frequency_step="a"), "frequency_step must be above 0 and finite, not"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            make()

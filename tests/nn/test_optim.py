@@ -2,6 +2,8 @@ import jaxtyping
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from dlrnn import DLR, param_groups
 
@@ -41,3 +43,25 @@ def test_parameters_are_no_model(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=r"^param_groups takes a model, not a generator"):
         param_groups(DLR(4, 6).parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("how", ["parametrize", "prune", "old weight norm"])
+def test_what_a_kernel_parameter_is_computed_from(how):
+    """`W` is then a plain tensor; what it is made of is what learns, without decay."""
+    layer = DLR(4, 6)
+    if how == "parametrize":
+        weight_norm(layer, "W")
+    elif how == "prune":
+        prune.random_unstructured(layer, "W", 0.5)
+    else:
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(layer, "W")
+    other, kernel = param_groups(layer, lr=1e-3, weight_decay=0.1)
+    optimizer = torch.optim.SGD([other, kernel], lr=1e-3)
+    layer(torch.randn(1, 9, 4)).sum().backward()
+    optimizer.step()
+    found = {id(p) for group in (other, kernel) for p in group["params"]}
+    assert found == {id(p) for p in layer.parameters()}
+    assert {id(p) for p in other["params"]} == {
+        id(p) for name, p in layer.named_parameters() if name.startswith(("out", "D"))
+    } - {id(p) for p in kernel["params"]}

@@ -14,6 +14,7 @@ import torch
 from lightning_fabric import Fabric
 from support import DEVICE, assert_close
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dlrnn._disk import write_whole
 from dlrnn.bench.tables import _step
@@ -281,6 +282,39 @@ def test_held_kernels_are_computed_once(monkeypatch):
         assert_close(parameter.grad, grad, 1e-12)
     layer(parts[0])
     assert len(calls) == 2, "outside, a kernel is computed each time"
+    layer.zero_grad()
+    with held_kernels(layer):
+        for part in parts:
+            with torch.no_grad():
+                layer(part)  # a metric, say
+            y = checkpoint(layer, part.clone().requires_grad_(), use_reentrant=True)
+            y.square().sum().backward()
+    for parameter, grad in zip(layer.parameters(), expected, strict=True):
+        assert_close(parameter.grad, grad, 1e-12)
+
+
+def test_held_kernels_lose_no_gradient_without_a_word():
+    layer, x = DLR(3, 4), torch.randn(1, 5, 3)
+    with held_kernels(layer):
+        late = layer(x).sum()
+        with (
+            pytest.raises(ValueError, match=r"^held_kernels is entered twice"),
+            held_kernels(layer),
+        ):
+            pass
+        assert layer.held, "the outer one goes on"
+    with pytest.raises(ValueError, match=r"must be called inside held_kernels, not after it"):
+        late.backward()
+    with pytest.raises(ZeroDivisionError):
+        _broken_off(layer, x)
+    assert layer.held is None
+    assert layer.W.grad is None, "what broke off adds nothing"
+
+
+def _broken_off(layer, x):
+    with held_kernels(layer):
+        layer(x).sum().backward()
+        raise ZeroDivisionError
 
 
 def test_rates():

@@ -11,7 +11,7 @@ from torch import Tensor
 from dlrnn.analysis.hankel import Balanced, balance
 from dlrnn.analysis.systems import System, from_linear_rnn, log_pairs, write_modes
 from dlrnn.nn import DLR
-from dlrnn.ops.checks import require
+from dlrnn.ops.checks import require, require_finite
 
 
 class Compression(NamedTuple):
@@ -46,15 +46,20 @@ def compress(layer: DLR, d_state: int) -> Compression:
     reduced modes may be. States that add nothing are left out even when d_state has room for
     them; where no state can be spared, a copy of the layer comes back. Costs O(H N^3).
     """
+    require(isinstance(layer, DLR), f"compress takes a DLR layer, not a {type(layer).__name__}")
     require(
         layer.cast == "real",
         "compress takes a layer with cast='real': make one of a DLR-prod with"
         " layer_of(prod_as_dlr(system_of(layer)))",
     )
+    given: object = d_state
     require(
-        1 <= d_state <= layer.d_state,
-        f"d_state must be between 1 and the layer's {layer.d_state}, not {d_state}",
+        isinstance(given, int) and 1 <= given <= layer.d_state,
+        f"d_state must be between 1 and the layer's {layer.d_state}, not {d_state!r}",
     )
+    for name in layer.kernel_parameters:
+        if (parameter := getattr(layer, name)) is not None:
+            require_finite(name, parameter)
     W, pairs, _ = (values.detach().cpu().double().contiguous() for values in layer.modes())
     log_lambda, w = torch.view_as_complex(pairs), torch.view_as_complex(W)
     endless = int((log_lambda.real.exp() == 1).sum())

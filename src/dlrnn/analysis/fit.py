@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dlrnn import ops
 from dlrnn.analysis.systems import log_pairs
-from dlrnn.ops.checks import require, require_shape
+from dlrnn.ops.checks import require, require_shape, require_tensor
 
 
 class KernelFit(NamedTuple):
@@ -28,6 +28,7 @@ def fit_kernel(kernel: Tensor, lam: Tensor) -> KernelFit:
     The condition number is the largest over the smallest of its min(2 N, L) or min(N, L) singular
     values: infinite where one is 0, and beyond 1e16 no more than a sign that one nearly is.
     """
+    require_tensor("kernel", kernel)
     require(
         kernel.dim() in (1, 2) and kernel.numel() >= 1,
         f"kernel must have the shape [H, L] or [L] and not be empty, not {list(kernel.shape)}",

@@ -9,7 +9,7 @@ from torch import Tensor
 from dlrnn._figures import new_figure
 from dlrnn.analysis.systems import system_of
 from dlrnn.nn import DLR
-from dlrnn.ops.checks import require
+from dlrnn.ops.checks import require, require_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,8 @@ def plot_kernel(layer: DLR, length: int) -> "Figure":
     """
     from matplotlib.ticker import MaxNLocator
 
-    require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
+    require(isinstance(layer, DLR), f"plot_kernel takes a DLR layer, not a {type(layer).__name__}")
+    require_count("length", length)
     position, kernel = _two_sided(layer, length)
     channels = layer.d_model
     shown = sorted({round(i * (channels - 1) / 3) for i in range(4)})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrnn import ops
 from dlrnn.nn import DLR
-from dlrnn.ops.checks import require, require_dtype, require_shape
+from dlrnn.ops.checks import require, require_dtype, require_shape, require_tensor
 
 # exp(-1024) is exactly 0 in float64, and its zeroth power is 1: this is how a lambda of 0 is held
 # in a layer, whose log_lambda_re = sqrt(1024) = 32 is exact in every precision.
@@ -47,6 +47,13 @@ def log_pairs(lam: Complex[Tensor, " N"]) -> Float[Tensor, "N 2"]:
     return torch.stack((lam.abs().log().clamp(min=LOG_ZERO), lam.angle()), dim=-1)
 
 
+def _require_system(name: str, value: object) -> None:
+    kind = type(value).__name__
+    require(
+        isinstance(value, System), f"{name} takes systems, not a {kind}: `system_of(layer)` is one"
+    )
+
+
 # ---------------------------------------------------------------------------------- layers
 
 
@@ -67,6 +74,7 @@ def layer_of(system: System, *, bidirectional: bool = False) -> DLR:
 
     With `bidirectional` the second half of the rows reads from right to left, as in `system_of`.
     """
+    _require_system("layer_of", system)
     rows, states = system.w.shape
     require(
         not bidirectional or rows % 2 == 0,
@@ -105,8 +113,8 @@ def write_modes(layer: DLR, system: System) -> None:
 
 def kronecker(a: System, b: System) -> System:
     """`lambda (x) lambda'` and `w (x) w'` channel by channel: its kernel is `K_k K'_k`."""
-    both = all(isinstance(each, System) for each in (a, b))
-    require(both, "kronecker takes two systems: `system_of(layer)` is a layer's")
+    for each in (a, b):
+        _require_system("kronecker", each)
     channels, others = a.w.shape[0], b.w.shape[0]
     require(
         channels == others,
@@ -118,6 +126,7 @@ def kronecker(a: System, b: System) -> System:
 
 def prod_as_dlr(system: System) -> System:
     """DLR-prod with N (N + 1) / 2 states: `Re` of its kernel is `Re(K) Im(K)`."""
+    _require_system("prod_as_dlr", system)
     w, log_lambda = ops.prod_modes(torch.view_as_real(system.w), log_pairs(system.lam))
     lam = ops.powers(log_lambda, torch.ones(()))
     return System(torch.view_as_complex(lam), torch.view_as_complex(w))
@@ -129,6 +138,7 @@ def prod_as_dlr_full(system: System) -> System:
     It is the Kronecker product of two systems of 2 N states, `lambda` and its conjugate: one with
     the kernel `Re(K) = (K + conj K) / 2`, one with `Im(K) = (K - conj K) / 2i`.
     """
+    _require_system("prod_as_dlr_full", system)
     lam = torch.cat((system.lam, system.lam.conj()))
     real_part = System(lam, torch.cat((system.w, system.w.conj()), dim=1) / 2)
     imaginary_part = System(lam, torch.cat((system.w, -system.w.conj()), dim=1) / 2j)
@@ -144,6 +154,8 @@ def from_linear_rnn(A: Tensor, B: Tensor, C: Tensor) -> System:
     With `A = V diag(lambda) V^-1` the kernel `C A^k B` is `sum_n w_n lambda_n^k`,
     `w = (C V) * (V^-1 B)`. A [N, N], B [N] or [N, 1], C [H, N] or [N].
     """
+    for name, matrix in (("A", A), ("B", B), ("C", C)):
+        require_tensor(name, matrix)
     states = A.shape[-1] if A.dim() else 0
     square = A.dim() == 2 and A.shape[0] == states and states >= 1
     require(square, f"A must be square, [N, N] with N >= 1, not {list(A.shape)}")

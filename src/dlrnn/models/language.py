@@ -115,9 +115,10 @@ class HeadAttention(Attention):
         require(d_head % 2 == 0, f"d_head must be even (pairs of channels turn), not {d_head}")
         self.d_model, self.heads, self.d_head = d_model, heads, d_head
         self.bidirectional = False
-        self.temperature = nn.Parameter(torch.full((1,), d_head**-0.5))
+        self.temperature = nn.Parameter(torch.empty(1))
         self.qkv = nn.Linear(d_model, 3 * heads * d_head)
         self.merge = nn.Linear(heads * d_head, d_model)
+        self._reset_temperature()
 
     def options(self) -> dict[str, Any]:
         """The arguments that make this layer again."""
@@ -153,7 +154,11 @@ class NarrowEmbedding(nn.Embedding):
     def __init__(self, vocabulary: int, d_embedding: int, d_model: int) -> None:
         super().__init__(vocabulary, d_embedding)
         self.expand = nn.Linear(d_embedding, d_model, bias=False)
-        nn.init.normal_(self.weight, std=d_embedding**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Of the embedding; `expand` is a linear map, which has its own."""
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The scale gives the channels order 1 again."""
@@ -218,6 +223,8 @@ class LanguageModel(SequenceModel):
         if targets is not None:
             require(state is None and not return_state, "targets are for whole sequences")
             require_shape("targets", targets, tuple(x.shape))
+            whole = not (targets.is_floating_point() or targets.is_complex())
+            require(whole, "targets must hold tokens, whole numbers")
             codes = cast("Tensor", self.codes(x, lengths))
             return surprises(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)
         answer = self.codes(x, lengths, state=state, return_state=return_state)

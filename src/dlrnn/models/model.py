@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dlrnn.models.config import ModelConfig, Norm, Pooling
 from dlrnn.nn.ends import SumNorm, ThinLinear
 from dlrnn.nn.inputs import beyond, check_input, checked_lengths
-from dlrnn.ops.checks import require, require_count, require_device, require_shape
+from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
 
 State = tuple[Any, ...]
 """One state a block, each as its mixer makes it."""
@@ -237,7 +237,7 @@ def pool(x: Tensor, lengths: Tensor | None, how: Pooling) -> Tensor:
 
 def _check_vocabulary(x: Tensor, size: int) -> None:
     """On the CPU alone: values on a GPU are not read back."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+    if not may_read(x):
         return
     low, high = int(x.min()), int(x.max())
     fits = low >= 0 and high < size

@@ -8,6 +8,7 @@ folder/tokenizer.json      of a language model
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlrnn._version import __version__
-from dlrnn.models.config import ModelConfig
+from dlrnn.models.config import MIXERS, ModelConfig
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
@@ -55,21 +56,32 @@ def save_pretrained(
     require(not folder.is_file(), f"{folder} is a file; a folder was expected")
     strange = folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder)
     require(not strange, f"{folder} holds something else than a model; choose another folder")
+    given = f"tokenizer must be the bytes of a tokenizer.json, not a {type(tokenizer).__name__}"
+    require(tokenizer is None or isinstance(tokenizer, bytes), given)
+    named = results is None or isinstance(results, Mapping)
+    require(named, f"results must be values by name, not a {type(results).__name__}")
     config = {"format": _FORMAT, "dlrnn": __version__, "model": kind, "options": options}
-    content = json.dumps(config, indent=1) + "\n"  # what is no JSON ends here
+    try:
+        content = json.dumps(config, indent=1) + "\n"
+        card = _card(model, kind, options, results or {}, run)
+    except TypeError as error:  # numbers of numpy, for instance
+        raise ValueError(f"an option of the model, or the run, is no JSON: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
     save_model(model, folder / WEIGHTS)
     (folder / TOKENIZER).unlink(missing_ok=True)
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
-    (folder / CARD).write_text(_card(model, kind, options, results or {}, run), encoding="utf-8")
+    (folder / CARD).write_text(card, encoding="utf-8")
     (folder / CONFIG).write_text(content, encoding="utf-8")
     return folder
 
 
 def from_pretrained(source: str | Path, *, revision: str | None = None) -> nn.Module:
-    """The model in a folder, or of the Hub by its name `owner/name`; in evaluation mode."""
+    """The model in a folder, or of the Hub by its name `owner/name`; in evaluation mode.
+
+    A mixer of somebody's own is not imported because a file says so: import its module before.
+    """
     folder = Path(source)
     if not folder.is_dir():
         folder = _downloaded(str(source), revision)
@@ -80,8 +92,9 @@ def from_pretrained(source: str | Path, *, revision: str | None = None) -> nn.Mo
         known, kind, options = config["format"], config["model"], config["options"]
         require(known == _FORMAT, f"it has format {known}; this dlrnn reads {_FORMAT}")
         require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
+        _check_trusted(options.get("config"))
         model = _MAKERS[kind](**options)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} describes no model of dlrnn: {reason}") from error
     _load(model, folder / WEIGHTS)
@@ -105,12 +118,27 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether `save_pretrained` wrote it, not a run, nor anything else that has a config.json."""
+    """Whether `save_pretrained` wrote it, perhaps not to its end: not a run, nor anything else that
+    has a config.json.
+    """
+    names = {path.name for path in folder.iterdir()}
+    if WEIGHTS in names and CONFIG not in names and names <= set(FILES):
+        return True
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and {"format", "dlrnn", "model", "options"} <= found.keys()
+
+
+def _check_trusted(config: Any) -> None:
+    """To import a module runs it."""
+    mixer = config.get("mixer") if isinstance(config, dict) else None
+    if mixer is None or mixer in MIXERS:
+        return
+    module = str(mixer).rpartition(".")[0]
+    known = not module or module in sys.modules
+    require(known, f"its mixer is {mixer!r}: `import {module}` before, if you trust it")
 
 
 def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:

@@ -73,13 +73,23 @@ class Attention(Mixer[KeyValueState]):
         )
         require_probability("dropout", dropout)
         self.d_model, self.heads, self.bidirectional = d_model, heads, bidirectional
-        self.glu, self.dropout_p = glu, dropout
+        self.glu, self.dropout_p = glu, float(dropout)
         self.temperature = nn.Parameter(torch.empty(1))
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.merge = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.out = nn.Linear(d_model, d_model * (2 if glu else 1))
-        nn.init.constant_(self.temperature, (d_model // heads) ** -0.5)
+        self._reset_temperature()
+
+    def reset_parameters(self) -> None:
+        """The temperature `1 / sqrt(channels of a head)`, and PyTorch's initialisation of maps."""
+        self._reset_temperature()
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                module.reset_parameters()
+
+    def _reset_temperature(self) -> None:
+        nn.init.constant_(self.temperature, (self._kept_channels() // self.heads) ** -0.5)
 
     def options(self) -> dict[str, Any]:
         """The arguments that make this layer again: `type(layer)(**layer.options())`."""

@@ -81,7 +81,7 @@ class DLR(KernelMixer):
             "real=True has no imaginary part, so cast='prod' would give a kernel of zeros",
         )
         self.d_state, self.cast, self.real = d_state, cast, real
-        self.dt_min, self.dt_max = dt_min, dt_max
+        self.dt_min, self.dt_max = float(dt_min), float(dt_max)
         self.log_lambda_re = nn.Parameter(torch.empty(d_state))
         self.log_lambda_im = None if real else nn.Parameter(torch.empty(d_state))
         self.W = nn.Parameter(torch.empty(self.rows, d_state, 1 if real else 2))

@@ -7,7 +7,7 @@ import torch
 
 from dlrnn.nn.kernel_mixer import Activation
 from dlrnn.nn.state_space import StateSpace
-from dlrnn.ops.checks import require, require_count
+from dlrnn.ops.checks import require_count, require_positive
 
 
 class DSS(StateSpace):
@@ -65,9 +65,8 @@ class DSS(StateSpace):
             dropout=dropout,
             project=project,
         )
-        fits = 0 < frequency_step < math.inf
-        require(fits, f"frequency_step must be positive and finite, not {frequency_step}")
-        self.frequency_step = frequency_step
+        require_positive("frequency_step", frequency_step)
+        self.frequency_step = float(frequency_step)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

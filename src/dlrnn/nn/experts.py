@@ -87,11 +87,18 @@ class Experts(Mixer[tuple[()]]):
         self.scores = nn.Linear(d_model, experts, bias=False) if experts > 1 else None
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         if self.scores is not None:
-            self.register_buffer("threshold", torch.full((experts,), -math.log(experts)))
-        self.reset_parameters()
+            self.register_buffer("threshold", torch.empty(experts))
+        self._reset_experts()
 
     def reset_parameters(self) -> None:
         """Every matrix as PyTorch starts a linear map, `U(-1, 1) / sqrt(inputs)`."""
+        if self.scores is not None:
+            self.scores.reset_parameters()
+        self._reset_experts()
+
+    def _reset_experts(self) -> None:
+        if self.scores is not None:
+            nn.init.constant_(self.threshold, -math.log(self.experts))
         for weight in (self.up, self.down):
             bound = weight.shape[1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
@@ -133,6 +140,11 @@ class Experts(Mixer[tuple[()]]):
         gates = gates * passes
         if not self.training:
             return self._dense(u, gates)
+        require(
+            not _is_run_again(),
+            "router='threshold' moves with every forward pass in training, and gradient"
+            " checkpointing makes two, which would choose other experts: leave Experts out of it",
+        )
         tokens = max(1, u.shape[0] * u.shape[1]) if lengths is None else lengths.sum().clamp(min=1)
         self._learn_thresholds(passes.sum((0, 1)) / tokens)
         return self._gathered(u, gates, passes.to(gates.dtype), lengths)
@@ -153,7 +165,7 @@ class Experts(Mixer[tuple[()]]):
         batch, length, _ = u.shape
         places = self._capacity(length)
         sorted_rank, order = rank.sort(dim=1, descending=True, stable=True)  # [B, L, N]
-        if self.training and self.router == "top" and length:
+        if self.training and self.router == "top" and length and not _is_run_again():
             self._follow_first_left_out(sorted_rank, lengths)
         chosen = order[:, :places]  # [B, C, N]
         weights = gates.gather(1, chosen)
@@ -228,3 +240,8 @@ class Experts(Mixer[tuple[()]]):
 
     def _parameter(self) -> Tensor:
         return self.up
+
+
+def _is_run_again() -> bool:
+    """Inside a backward pass, where gradient checkpointing runs a forward for the second time."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -23,6 +23,8 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     Tensors that are shared (tied weights) are written under each of their names.
     """
     path = Path(path)
+    kind = type(model).__name__
+    require(isinstance(model, nn.Module), f"save_model takes a model, not a {kind}")
     require(path.suffix == ".safetensors", f"{path}: the name must end in .safetensors")
     require(path.parent.is_dir(), f"{path}: there is no folder {path.parent}")
     modules = model.named_modules(remove_duplicate=False)  # a shared layer has two names
@@ -31,6 +33,9 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     for name, value in model.state_dict().items():
         kind = type(value).__name__
         require(isinstance(value, Tensor), f"only tensors can be saved, and {name} is a {kind}")
+        require(not value.is_meta, f"{name} has no values to save: it is on the meta device")
+        gathered = f"{name} is a {kind}, a part of it: gather it first (`full_tensor()`)"
+        require(not hasattr(value, "full_tensor"), gathered)
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     write_whole(path, save(tensors, metadata={HEADER: json.dumps(options)}))
 

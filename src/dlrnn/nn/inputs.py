@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dlrnn.ops.checks import require, require_device, require_dtype, require_shape
+from dlrnn.ops.checks import may_read, require, require_device, require_dtype, require_shape
 
 
 def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> None:
@@ -11,7 +11,7 @@ def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> N
     require_dtype("the parameters of a layer", parameter)
     require_shape("x", x, shape)
     require_device("x", x, parameter.device)
-    if x.dtype not in (torch.bfloat16, torch.float16):
+    if x.dtype not in (torch.bfloat16, torch.float16) or parameter.dtype == torch.float64:
         require_dtype("x", x, (parameter.dtype,))
     elif not torch.is_autocast_enabled(x.device.type):
         half = str(x.dtype).removeprefix("torch.")
@@ -28,7 +28,7 @@ def checked_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     require(whole and lengths.dtype != torch.bool, f"lengths must be whole numbers, not {name}")
     require_device("lengths", lengths, x.device)
     lengths = lengths.long()
-    if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and len(lengths):
+    if may_read(lengths):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > x.shape[1]:
             raise ValueError(

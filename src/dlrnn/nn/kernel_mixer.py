@@ -34,6 +34,27 @@ Activation = Literal["gelu", "silu", "relu", "identity"]
 KernelState = RecurrentState | OnlineState
 
 
+class HeldKernel:
+    """A kernel of `held_kernels`: backward passes stop at its `leaf` until it is released."""
+
+    def __init__(self, kernel: Tensor) -> None:
+        self.kernel = kernel
+        self.leaf = kernel.detach().requires_grad_(kernel.requires_grad)
+        self.released = False
+        if kernel.requires_grad and not torch.compiler.is_compiling():
+            self.leaf.register_hook(self._in_time)
+
+    def release(self, *, backward: bool) -> None:
+        """At the end the gradients go on to the parameters."""
+        self.released = True
+        if backward and self.leaf.grad is not None:
+            self.kernel.backward(self.leaf.grad)
+
+    def _in_time(self, gradient: Tensor) -> None:
+        del gradient
+        require(not self.released, "backward() must be called inside held_kernels, not after it")
+
+
 class KernelMixer(Mixer[KernelState]):
     """`y = conv(K, u) + D u`, then activation, dropout and a linear map of the channels.
 
@@ -82,8 +103,9 @@ class KernelMixer(Mixer[KernelState]):
             f"project=False is a linear layer: activation={activation!r} would not be used",
         )
         self.d_model, self.bidirectional, self.kernel_length = d_model, bidirectional, kernel_length
-        self.glu, self.activation, self.project, self.dropout_p = glu, activation, project, dropout
-        self.held: dict[int, tuple[Tensor, Tensor]] | None = None  # see `held_kernels`
+        self.glu, self.activation, self.project = glu, activation, project
+        self.dropout_p = float(dropout)
+        self.held: dict[int, HeldKernel] | None = None  # see `held_kernels`
         self.D = nn.Parameter(torch.empty(d_model))
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()  # p = 0 would still copy
         self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
@@ -115,18 +137,17 @@ class KernelMixer(Mixer[KernelState]):
 
     def kernel(self, length: int) -> Float[Tensor, "rows K"]:
         """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
-        if length < 1:
-            raise ValueError(f"a kernel needs a length of at least 1, not {length}")
+        if isinstance(length, float | str) or length < 1:
+            raise ValueError(f"a kernel needs a whole length of at least 1, not {length!r}")
         for name in self.kernel_parameters:
             if (parameter := getattr(self, name)) is not None:
                 require_finite(name, parameter)
         length = min(length, self.kernel_length or length)
-        if self.held is None:
+        if self.held is None or not torch.is_grad_enabled():  # what has no gradient is not kept
             return self._kernel(length)
         if length not in self.held:
-            kernel = self._kernel(length)
-            self.held[length] = kernel, kernel.detach().requires_grad_(kernel.requires_grad)
-        return self.held[length][1]
+            self.held[length] = HeldKernel(self._kernel(length))
+        return self.held[length].leaf
 
     def _kernel(self, length: int) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _kernel")

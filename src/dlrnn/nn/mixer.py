@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Literal, TypeVar, overload
 
 from jaxtyping import Float, Integer
-from torch import Tensor, nn
+from torch import SymInt, Tensor, nn
 
 from dlrnn.nn.inputs import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import require, require_finite
@@ -83,7 +83,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
     def initial_state(self, batch_size: int) -> State:
         """The state before the first position."""
         self._check_streams()
-        if isinstance(batch_size, float | str) or batch_size < 0:
+        given: object = batch_size
+        whole = isinstance(given, int | SymInt) and not isinstance(given, bool)
+        if not whole or batch_size < 0:
             raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
         return self._initial_state(batch_size)
 

@@ -1,8 +1,10 @@
 """Optimizer groups by what a parameter does."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dlrnn.ops.checks import require
 
@@ -23,7 +25,8 @@ def param_groups(
         id(parameter): parameter
         for module in model.modules()
         for name in getattr(module, "kernel_parameters", ())
-        if (parameter := getattr(module, name)) is not None and parameter.requires_grad
+        for parameter in _behind(module, name)
+        if parameter.requires_grad
     }
     other = [p for p in model.parameters() if p.requires_grad and id(p) not in kernel]
     groups = [
@@ -36,3 +39,12 @@ def param_groups(
         },
     ]
     return [group for group in groups if group["params"]]
+
+
+def _behind(module: nn.Module, name: str) -> Iterator[nn.Parameter]:
+    """The parameter of that name, or those it is computed from (`parametrize`, `prune`)."""
+    if is_parametrized(module, name):
+        yield from cast("nn.ModuleDict", module.parametrizations)[name].parameters()
+    for known in (name, *(f"{name}_{part}" for part in ("orig", "g", "v"))):
+        if (parameter := module._parameters.get(known)) is not None:
+            yield parameter

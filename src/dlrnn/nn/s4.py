@@ -79,7 +79,7 @@ class S4(KernelMixer):
         require_count("d_state", d_state)
         require(d_state % 2 == 0, f"d_state must be even (conjugate pairs), not {d_state}")
         require_steps(dt_min, dt_max)
-        self.d_state, self.dt_min, self.dt_max = d_state, dt_min, dt_max
+        self.d_state, self.dt_min, self.dt_max = d_state, float(dt_min), float(dt_max)
         self.log_decay = nn.Parameter(torch.empty(d_state // 2))
         self.frequency = nn.Parameter(torch.empty(d_state // 2))
         self.P = nn.Parameter(torch.empty(d_state // 2, 2))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dlrnn.nn.kernel_mixer import Activation, KernelMixer, KernelState
 from dlrnn.ops import OnlineState
-from dlrnn.ops.checks import require, require_count
+from dlrnn.ops.checks import require, require_count, require_positive
 
 
 class SGConv(KernelMixer):
@@ -66,12 +66,12 @@ class SGConv(KernelMixer):
         )
         require_count("length", length)
         require_count("d_kernel", d_kernel)
-        require(0 < decay <= 1, f"decay must be above 0 and at most 1, not {decay}")
+        require_positive("decay", decay, most=1.0)
         require(
             kernel_length is None or kernel_length <= length,
             f"kernel_length must be at most length, {length}, not {kernel_length}",
         )
-        self.length, self.d_kernel, self.decay = length, d_kernel, decay
+        self.length, self.d_kernel, self.decay = length, d_kernel, float(decay)
         self.sub_kernels = nn.Parameter(torch.empty(self.rows, self.scales, d_kernel))
         self.register_buffer("kernel_norm", torch.empty(self.rows))
         self.reset_parameters()

@@ -53,7 +53,7 @@ class StateSpace(KernelMixer):
             project=project,
         )
         require_steps(dt_min, dt_max)
-        self.d_state, self.dt_min, self.dt_max = d_state, dt_min, dt_max
+        self.d_state, self.dt_min, self.dt_max = d_state, float(dt_min), float(dt_max)
         self.log_decay = nn.Parameter(torch.empty(lambda_shape))
         self.frequency = nn.Parameter(torch.empty(lambda_shape))
         self.log_dt = nn.Parameter(torch.empty(d_model))

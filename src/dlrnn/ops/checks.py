@@ -5,6 +5,8 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 REAL = (torch.float32, torch.float64)
 FLOATING = (*REAL, torch.bfloat16, torch.float16)
@@ -37,6 +39,14 @@ def require_probability(name: str, value: object) -> None:
     require(fits, f"{name} must be at least 0 and below 1, not {value!r}")
 
 
+def require_positive(name: str, value: object, most: float = math.inf) -> None:
+    """Above 0; at most so much, or finite."""
+    number = _number(value)
+    fits = 0 < number <= most and number < math.inf
+    bound = "finite" if most == math.inf else f"at most {most:g}"
+    require(fits, f"{name} must be above 0 and {bound}, not {value!r}")
+
+
 def require_steps(dt_min: object, dt_max: object) -> None:
     """Bounds that a logarithm can be drawn between."""
     fits = 0 < _number(dt_min) <= _number(dt_max) < math.inf
@@ -55,18 +65,30 @@ def require_flags(**flags: object) -> None:
 
 
 def in_transform() -> bool:
-    """Inside torch.func's jvp, vmap, grad and the like (a compiler cannot ask)."""
+    """Inside torch.func's jvp, vmap, grad and the like, or forward-mode AD.
+
+    A compiler cannot ask.
+    """
     if torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.maybe_current_level() is not None
+    forward_mode = forward_ad._current_level >= 0
+    return forward_mode or torch._C._functorch.maybe_current_level() is not None
 
 
 def require_no_transform() -> None:
-    """torch.func's transforms do not see into our ops: jvp would silently give zeros."""
+    """They do not see into our ops: a jvp would silently be 0."""
     require(
         not in_transform(),
-        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians: use torch.autograd",
+        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians, nor in forward-mode"
+        " AD: use torch.autograd's backward",
     )
+
+
+def may_read(tensor: Tensor) -> bool:
+    """Where there are values, and reading them waits for nobody: eager mode on the CPU."""
+    if torch.compiler.is_compiling() or in_transform() or isinstance(tensor, FakeTensor):
+        return False
+    return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -95,14 +117,11 @@ def require_device(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def require_finite(name: str, tensor: Tensor) -> None:
-    """No NaN and no infinity, where looking costs no synchronisation: eager mode on the CPU.
+    """No NaN and no infinity, where values may be read: not on a GPU, nor under a compiler.
 
-    On a GPU or under a compiler nothing is looked at: reading a value back would stall the device.
     One NaN would otherwise reach every position, earlier ones too, through the FFT.
     """
-    if torch.compiler.is_compiling() or in_transform():
-        return
-    if tensor.device.type != "cpu" or tensor.numel() == 0:
+    if not may_read(tensor):
         return
     values = tensor.detach()
     if math.isfinite(values.sum().item()):  # one pass, no temporary

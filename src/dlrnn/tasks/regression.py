@@ -128,7 +128,7 @@ class RegressionTask(Task):
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """R2 of one batch; average over batches."""
-        return {"R2": r2(self.prediction(output, batch), batch.targets)}
+        return {"R2": r2(self.prediction(output.detach(), batch), batch.targets)}
 
     # ------------------------------------------------------------------------------ a picture
 

@@ -1,0 +1,150 @@
+"""What PyTorch does to modules: meta devices, fake tensors, checkpointing, saving."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import assert_close
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from dlrnn import tasks
+from dlrnn.analysis import fit_kernel, from_linear_rnn, layer_of, plot_kernel, prod_as_dlr
+from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
+from dlrnn.nn import (
+    DLR,
+    DSS,
+    S4,
+    S4D,
+    Attention,
+    AttentionFF,
+    Experts,
+    LocalAttention,
+    SGConv,
+    save_model,
+)
+
+MIXERS = {
+    "dlr": lambda: DLR(4, 6),
+    "dss": lambda: DSS(4, 6),
+    "s4d": lambda: S4D(4, 6),
+    "s4": lambda: S4(4, 6),
+    "sgconv": lambda: SGConv(4, length=16, d_kernel=4),
+    "attention": lambda: Attention(4, heads=2),
+    "attention-ff": lambda: AttentionFF(4, heads=2, d_ff=8),
+    "local-attention": lambda: LocalAttention(4, heads=2, chunk=4),
+    "experts": lambda: Experts(4, 3, 5),
+}
+SMALL = LanguageConfig(
+    mixer="attention", layers=1, d_model=6, d_embedding=5, d_ff=7, vocabulary=23, experts=2
+)
+
+
+def reset(module):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_from_meta_to_values(name):
+    """`to_empty` and `reset_parameters` set what the constructor sets, of the same distribution."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        layer = MIXERS[name]()
+    layer.to_empty(device="cpu")
+    for tensor in layer.state_dict().values():
+        tensor.fill_(torch.nan)
+    layer.apply(reset)
+    _is_like(layer, MIXERS[name]())
+    for tensor in layer.state_dict().values():
+        tensor.fill_(torch.nan)
+    layer.reset_parameters()  # of the layer alone: it knows its parts
+    _is_like(layer, MIXERS[name]())
+
+
+def test_a_language_model_from_meta():
+    for config in (SMALL, replace(SMALL, mixer="dlr", d_state=4)):
+        with torch.device("meta"):
+            model = LanguageModel(config)
+        model.to_empty(device="cpu")
+        for tensor in model.state_dict().values():
+            tensor.fill_(torch.nan)
+        model.apply(reset)
+        _is_like(model, LanguageModel(config))
+
+
+def _is_like(model, fresh):
+    for name, tensor in model.state_dict().items():
+        other = fresh.state_dict()[name]
+        assert tensor.isfinite().all(), name
+        if other.numel() == 1 or other.std() == 0:
+            assert_close(tensor, other, 1e-6)
+        else:
+            assert 0.3 < (tensor.norm() / other.norm()).item() < 3, name
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_shapes_alone(name):
+    """Fake tensors have no values to look at."""
+    with FakeTensorMode():
+        layer = MIXERS[name]()
+        assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
+        assert layer(torch.randn(2, 9, 4), lengths=torch.tensor([9, 3])).shape == (2, 9, 4)
+        model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
+        assert model(torch.zeros(2, 9, dtype=torch.long)).shape == (2, 9, 2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_experts_under_checkpointing(reentrant):
+    """A forward that is made again chooses the same experts, and learns nothing a second time."""
+    torch.manual_seed(0)
+    one, two = (Experts(4, 3, 5).double() for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    x = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
+    one(x).square().sum().backward()
+    checkpoint(two, x, use_reentrant=reentrant).square().sum().backward()
+    assert_close(two.threshold, one.threshold, 1e-12)
+    for mine, other in zip(one.parameters(), two.parameters(), strict=True):
+        assert_close(other.grad, mine.grad, 1e-12)
+    causal = Experts(4, 3, 5, router="threshold").double()
+    y = checkpoint(causal, x, use_reentrant=reentrant)
+    with pytest.raises(ValueError, match="gradient checkpointing makes two"):
+        y.square().sum().backward()
+    causal.eval()  # a threshold that stays
+    checkpoint(causal, x, use_reentrant=reentrant).square().sum().backward()
+
+
+def test_what_cannot_be_saved(tmp_path, unchecked):
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(ValueError, match=r"^save_model takes a model, not a OrderedDict"):
+        save_model(DLR(2, 2).state_dict(), path)
+    with pytest.raises(ValueError, match=r"^weight has no values to save: it is on the meta"):
+        save_model(nn.Linear(2, 2, device="meta"), path)
+    assert not path.exists()
+
+
+def test_what_analysis_is_given(unchecked):
+    for call, sentence in (
+        (lambda: layer_of(DLR(2, 2)), r"^layer_of takes systems, not a DLR: `system_of\(layer\)`"),
+        (lambda: prod_as_dlr(DLR(2, 2)), r"^prod_as_dlr takes systems, not a DLR"),
+        (lambda: from_linear_rnn([[1.0]], [1.0], [1.0]), r"^A must be a torch tensor, not a list"),
+        (lambda: fit_kernel([1.0], torch.ones(1)), r"^kernel must be a torch tensor, not a list"),
+        (lambda: plot_kernel(S4D(4, 4), 7), r"^plot_kernel takes a DLR layer, not a S4D"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+
+
+def test_metrics_keep_no_graph():
+    task = tasks.get("shift", length=16)
+    batch = task.sample(2)
+    output = torch.zeros(2, task.input_length, task.d_output, requires_grad=True)
+    assert not task.metrics(output, batch)["R2"].requires_grad
+    assert task.loss(output, batch).requires_grad
+
+
+def test_targets_are_tokens(unchecked):
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^targets must hold tokens, whole numbers"):
+        LanguageModel(SMALL)(tokens, targets=tokens.float())
