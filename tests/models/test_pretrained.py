@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from dlrnn._disk import write_whole
 from dlrnn.models import (
     LanguageConfig,
     LanguageModel,
@@ -63,29 +64,79 @@ def test_a_tokenizer_does_not_outlive_its_model(tmp_path):
     assert not (tmp_path / "model" / "tokenizer.json").exists()
 
 
-def test_what_fails_leaves_the_model_that_was_there(tmp_path, monkeypatch, unchecked):
+def test_what_fails_leaves_the_model_that_was_there(tmp_path, unchecked):
     layer, x = DLR(2, 2), torch.randn(1, 5, 2)
     folder = save_pretrained(layer, tmp_path / "model")
     for wrong, sentence in (
         ({"tokenizer": "tokenizer.json"}, "tokenizer must be the bytes of a tokenizer.json"),
         ({"results": [1]}, "results must be values by name, not a list"),
-        ({"run": {"lr": torch.ones(1)}}, "an option of the model, or the run, is no JSON"),
+        ({"run": {"lr": torch.ones(1)}}, "what is to be written is no text or no JSON"),
+        ({"results": {"a\udc80": 1}}, "what is to be written is no text or no JSON"),
     ):
         with pytest.raises(ValueError, match=sentence):
             save_pretrained(DLR(2, 3), folder, **wrong)
         assert torch.equal(from_pretrained(folder)(x), layer(x))
-
-    def killed(model, path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pretrained, "save_model", killed)
-        with pytest.raises(KeyboardInterrupt):
-            save_pretrained(DLR(2, 3), folder)
-    with pytest.raises(ValueError, match=r"it has no config.json"):
-        from_pretrained(folder)
-    save_pretrained(layer, folder)  # what was not written to its end may be written again
+    with pytest.raises(ValueError, match="it is on the meta device"):
+        save_pretrained(DLR(2, 3).to("meta"), folder)
     assert torch.equal(from_pretrained(folder)(x), layer(x))
+
+
+@pytest.mark.parametrize("at", ["model.safetensors", "README.md", "config.json"])
+def test_what_is_not_written_to_its_end_may_be_written_again(at, tmp_path, monkeypatch):
+    folder, x = tmp_path / "model", torch.randn(1, 5, 2)
+    for layer in (DLR(2, 2), DLR(2, 3)):  # a new folder, and one that has a model
+
+        def killed(path, content):
+            if path.name == at:
+                path.with_name(f"{path.name}.part").write_bytes(content[:9])
+                raise KeyboardInterrupt
+            write_whole(path, content)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pretrained, "write_whole", killed)
+            with pytest.raises(KeyboardInterrupt):
+                save_pretrained(layer, folder)
+        with pytest.raises(ValueError, match=r"it has no config.json"):
+            from_pretrained(folder)
+        save_pretrained(layer, folder)
+        assert torch.equal(from_pretrained(folder)(x), layer(x))
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            ("README.md", "config.json", "model.safetensors")
+        )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "notes.txt", "README.md"])
+def test_folders_of_others_are_left_alone(name, tmp_path):
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(ValueError, match="holds something else"):
+        save_pretrained(DLR(2, 2), tmp_path)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"mine")]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"options": [1]}, "describes no model"),
+        ({"model": "SequenceModel", "options": {"config": {"mixer": "json.tool.X"}}}, "json.tool`"),
+        (
+            {
+                "model": "SequenceModel",
+                "options": {"config": {"mixer": "foo"}, "d_input": 1, "d_output": 1},
+            },
+            "there is no mixer 'foo'",
+        ),
+        ("[" * 100_000, "describes no model"),
+    ],
+    ids=["a list", "a module", "no mixer", "deep"],
+)
+def test_strange_descriptions(content, sentence, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "json.tool", raising=False)
+    whole = {"format": 1, "model": "DLR"}
+    text = content if isinstance(content, str) else json.dumps(whole | content)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        from_pretrained(tmp_path)
+    assert "json.tool" not in sys.modules
 
 
 def test_numbers_of_numpy(tmp_path, unchecked):

@@ -1,10 +1,12 @@
 """What PyTorch does to modules: meta devices, fake tensors, checkpointing, saving."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from support import assert_close
+from support import assert_close, run_python
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -136,6 +138,105 @@ def test_what_analysis_is_given(unchecked):
             call()
 
 
+def test_a_part_is_not_saved(tmp_path):
+    """Of a model whose parameters are shared among processes."""
+
+    class Part(torch.Tensor):
+        def full_tensor(self):
+            raise NotImplementedError
+
+    model = nn.Linear(2, 2)
+    model.register_buffer("piece", torch.ones(2).as_subclass(Part))
+    with pytest.raises(ValueError, match="piece is a Part, a part of it: gather it first"):
+        save_model(model, tmp_path / "a.safetensors")
+
+
+def test_experts_of_fake_tensors_behind_a_threshold():
+    with FakeTensorMode():
+        layer = Experts(4, 3, 5, router="threshold")
+        assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
+        assert layer.eval()(torch.randn(2, 9, 4)).shape == (2, 9, 4)
+
+
+COMPILED = """
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from dlrnn.nn import DLR, Experts, held_kernels
+
+experts, x = Experts(4, 3, 5), torch.randn(2, 9, 4)
+compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+print(torch.allclose(compiled(x), experts(x), atol=1e-5))
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = DLR(4, 6)
+
+    def forward(self, x):
+        return self.layer.step(x, self.layer.initial_state(x.shape[0]))[0]
+
+
+step, x = Steps(), torch.randn(7, 4)
+sizes = {"x": {0: torch.export.Dim("B", min=2)}}
+made = torch.export.export(step, (x[:3],), dynamic_shapes=sizes, strict=False)
+print(torch.allclose(made.module()(x), step(x), atol=1e-6))
+
+layer, x = DLR(3, 4), torch.randn(1, 5, 3)
+compiled = torch.compile(layer, backend="aot_eager")
+with held_kernels(layer):
+    late = compiled(x).sum()
+try:
+    late.backward()
+except ValueError as error:
+    print(str(error).partition(":")[0])
+
+layer = DLR(4, 6).requires_grad_(False)
+compiled, x = torch.compile(layer, backend="aot_eager"), torch.randn(1, 5, 4)
+y = compiled(x)
+try:
+    with forward_ad.dual_level():
+        compiled(forward_ad.make_dual(x, x))
+except Exception as error:
+    print("forward-mode AD" in str(error))
+print(torch.allclose(compiled(x), y))
+"""
+
+
+def test_under_a_compiler():
+    """In a fresh interpreter: a compiler does not see through the shape checker of tests."""
+    assert run_python(COMPILED).splitlines() == [
+        "True",  # experts are one graph
+        "True",  # a step, exported for any batch
+        "backward() must be called inside held_kernels, not after it",
+        "True",  # forward mode is refused there too
+        "True",
+    ]
+
+
+def test_nothing_is_looked_at_in_an_empty_batch():
+    model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
+    assert model(torch.zeros(0, 9, dtype=torch.long)).shape == (0, 9, 2)
+    none = torch.zeros(0, dtype=torch.long)
+    assert DLR(4, 6)(torch.zeros(0, 9, 4), lengths=none).shape == (0, 9, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: DLR(4, 6, dt_min=number(1e-3), dropout=number(0.25)),
+        lambda number: DSS(4, 6, dt_max=number(0.1), frequency_step=number(2)),
+        lambda number: S4(4, 6, dt_min=number(1e-3)),
+        lambda number: SGConv(4, length=9, decay=number(0.5)),
+        lambda number: Attention(4, heads=1, dropout=number(0.25)),
+    ],
+    ids=["dlr", "dss", "s4", "sgconv", "attention"],
+)
+def test_options_are_numbers_of_python(make, unchecked):
+    assert json.loads(json.dumps(make(np.float32).options())) == make(np.float32).options()
+
+
 def test_metrics_keep_no_graph():
     task = tasks.get("shift", length=16)
     batch = task.sample(2)
@@ -148,3 +249,5 @@ def test_targets_are_tokens(unchecked):
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"^targets must hold tokens, whole numbers"):
         LanguageModel(SMALL)(tokens, targets=tokens.float())
+    with pytest.raises(ValueError, match=r"^targets must hold tokens, whole numbers"):
+        LanguageModel(SMALL)(tokens, targets=tokens.bool())

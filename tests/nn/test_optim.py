@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from dlrnn import DLR, param_groups
 
@@ -63,5 +64,34 @@ def test_what_a_kernel_parameter_is_computed_from(how):
     found = {id(p) for group in (other, kernel) for p in group["params"]}
     assert found == {id(p) for p in layer.parameters()}
     assert {id(p) for p in other["params"]} == {
-        id(p) for name, p in layer.named_parameters() if name.startswith(("out", "D"))
-    } - {id(p) for p in kernel["params"]}
+        id(p) for p in (layer.D, layer.out.weight, layer.out.bias)
+    }
+
+
+def test_what_is_not_meant():
+    """Frozen ones, parametrisations of others, a neighbour with a similar name; a wrong name."""
+    layer = DLR(4, 6)
+    register_parametrization(layer, "D", nn.Identity())
+    weight_norm(layer, "W")
+    layer.parametrizations.W.original1.requires_grad_(False)
+    other, kernel = param_groups(layer, lr=1.0)
+    assert any(p is layer.parametrizations.D.original for p in other["params"])
+    assert all(p.requires_grad for p in kernel["params"])
+
+    class Own(nn.Module):
+        kernel_parameters = ("lam",)
+
+        def __init__(self):
+            super().__init__()
+            self.inner, self.lam_v = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+
+        @property
+        def lam(self):
+            return self.inner.weight
+
+    own = Own()
+    _, kernel = param_groups(own, lr=1.0)
+    assert [id(p) for p in kernel["params"]] == [id(own.inner.weight)]
+    Own.kernel_parameters = ("misspelt",)
+    with pytest.raises(AttributeError, match="misspelt"):
+        param_groups(own, lr=1.0)

@@ -29,8 +29,9 @@ def test_patterns():
     assert sorted(names) == ["table1/cummax/dlr-1", "table1/cumsum/dlr-1"]
     for begins, pattern in (("table1", "table1/*"), ("table1/shift/", "table1/shift/*")):
         assert chosen([begins]) == chosen([pattern, begins]) != []
-    with pytest.raises(ValueError, match="there is no recipe"):
-        chosen(["table9/*"])
+    for wrong in ("table9/*", "table1/s"):
+        with pytest.raises(ValueError, match="there is no recipe"):
+            chosen([wrong])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The pages without a browser: structure, escaping, what is broken, size; and the Markdown."""
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
@@ -19,7 +20,7 @@ from dlrnn.report.layers import check_snapshot
 from dlrnn.report.markdown import markdown
 from dlrnn.report.results import Results
 from dlrnn.report.site import LIMIT, write_site
-from dlrnn.report.svg import STYLES, Axis, Series, line_plot
+from dlrnn.report.svg import SHAPES, STYLES, Axis, Series, line_plot
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
@@ -242,6 +243,10 @@ def test_time_against_length_of_every_mixer(tmp_path, site):
     assert other not in text
 
 
+def asset(name):
+    return (REPOSITORY / "src/dlrnn/report/assets" / name).read_text()
+
+
 def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
     """Every mixer that `bench lengths` measures, beside DLR and its ceiling: nine lines."""
     lengths = made_up.lengths()
@@ -253,10 +258,12 @@ def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
     text = (tmp_path / "site" / "speed.html").read_text()
     figure = next(f for f in text.split("<figure>") if "of every mixer against its" in f)
     samples = re.findall(r'<g class="line (s\d)[^"]*">.*?d="M14 6([^"]+)"', figure)
+    assert len(set(SHAPES)) == len(SHAPES)
+    assert math.lcm(STYLES, len(SHAPES)) == 45
+    assert all(shape in asset("explorer.js") for shape in SHAPES)
     assert len(samples) == len(PEERS) + 2
     assert len(set(samples)) == len({colour for colour, _ in samples}) == len(samples)
-    styles = (REPOSITORY / "src/dlrnn/report/assets/report.css").read_text()
-    known = re.findall(r"^ *--(s\d+):", styles, re.MULTILINE)
+    known = re.findall(r"^ *--(s\d+):", asset("report.css"), re.MULTILINE)
     assert sorted(known) == sorted(f"s{k}" for k in range(STYLES) for _ in ("light", "dark"))
 
 

@@ -1,11 +1,13 @@
 """The loop: it learns, it accumulates, it says what is wrong."""
 
+import gc
 import importlib
 import json
 import math
 import os
 import signal
 import subprocess
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -309,6 +311,29 @@ def test_held_kernels_lose_no_gradient_without_a_word():
         _broken_off(layer, x)
     assert layer.held is None
     assert layer.W.grad is None, "what broke off adds nothing"
+
+
+def test_held_kernels_are_freed_at_once():
+    """Not when Python next looks for cycles: they may be gigabytes."""
+    layer, x, kept = DLR(3, 4), torch.randn(1, 5, 3), []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            with held_kernels(layer):
+                layer(x).sum().backward()
+                kept.append(weakref.ref(layer.held[5].kernel))
+        assert kept[-1]() is None
+    finally:
+        gc.enable()
+
+
+def test_frozen_kernels_are_held_without_gradients():
+    layer = DLR(3, 4)
+    for name in layer.kernel_parameters:
+        getattr(layer, name).requires_grad_(False)
+    with held_kernels(layer):
+        assert not layer.kernel(5).requires_grad
 
 
 def _broken_off(layer, x):

@@ -223,7 +223,8 @@ class LanguageModel(SequenceModel):
         if targets is not None:
             require(state is None and not return_state, "targets are for whole sequences")
             require_shape("targets", targets, tuple(x.shape))
-            whole = not (targets.is_floating_point() or targets.is_complex())
+            fraction = targets.is_floating_point() or targets.is_complex()
+            whole = not fraction and targets.dtype != torch.bool
             require(whole, "targets must hold tokens, whole numbers")
             codes = cast("Tensor", self.codes(x, lengths))
             return surprises(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)

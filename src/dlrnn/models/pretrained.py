@@ -17,18 +17,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dlrnn._disk import write_whole
 from dlrnn._version import __version__
 from dlrnn.models.config import MIXERS, ModelConfig
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
-from dlrnn.nn.files import read_tensors, save_model
+from dlrnn.nn.files import model_bytes, read_tensors
 from dlrnn.ops.checks import require
 
 CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
     *("config.json", "model.safetensors"),
     *("README.md", "tokenizer.json"),
 )
+BEGUN = ".dlrnn-begun"  # there while a model is being written
 _FORMAT = 1
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
@@ -61,19 +63,22 @@ def save_pretrained(
     named = results is None or isinstance(results, Mapping)
     require(named, f"results must be values by name, not a {type(results).__name__}")
     config = {"format": _FORMAT, "dlrnn": __version__, "model": kind, "options": options}
+    weights = model_bytes(model)
     try:
-        content = json.dumps(config, indent=1) + "\n"
-        card = _card(model, kind, options, results or {}, run)
-    except TypeError as error:  # numbers of numpy, for instance
-        raise ValueError(f"an option of the model, or the run, is no JSON: {error}") from error
+        card = _card(model, kind, options, results or {}, run).encode()
+        content = (json.dumps(config, indent=1) + "\n").encode()
+    except (TypeError, UnicodeError) as error:  # numbers of numpy, for instance
+        raise ValueError(f"what is to be written is no text or no JSON: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / BEGUN).touch()
     (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
-    save_model(model, folder / WEIGHTS)
+    write_whole(folder / WEIGHTS, weights)
     (folder / TOKENIZER).unlink(missing_ok=True)
     if tokenizer is not None:
-        (folder / TOKENIZER).write_bytes(tokenizer)
-    (folder / CARD).write_text(card, encoding="utf-8")
-    (folder / CONFIG).write_text(content, encoding="utf-8")
+        write_whole(folder / TOKENIZER, tokenizer)
+    write_whole(folder / CARD, card)
+    write_whole(folder / CONFIG, content)
+    (folder / BEGUN).unlink()
     return folder
 
 
@@ -121,8 +126,7 @@ def _is_ours(folder: Path) -> bool:
     """Whether `save_pretrained` wrote it, perhaps not to its end: not a run, nor anything else that
     has a config.json.
     """
-    names = {path.name for path in folder.iterdir()}
-    if WEIGHTS in names and CONFIG not in names and names <= set(FILES):
+    if (folder / BEGUN).is_file():
         return True
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dlrnn.nn.inputs import beyond
 from dlrnn.nn.mixer import Mixer
-from dlrnn.ops.checks import require, require_count, require_probability
+from dlrnn.ops.checks import may_read, require, require_count, require_probability
 
 Router = Literal["top", "threshold"]
 
@@ -183,7 +183,7 @@ class Experts(Mixer[tuple[()]]):
     def _dense(self, u: Float[Tensor, "B L H"], gates: Float[Tensor, "B L N"]) -> Tensor:
         """Every expert on every token; on a CPU those alone that serve one of them."""
         pieces = u.flatten(0, 1).split(DENSE_TOKENS), gates.flatten(0, 1).split(DENSE_TOKENS)
-        may_look = u.device.type == "cpu" and not torch.compiler.is_compiling()
+        may_look = may_read(u)
         outputs = []
         for tokens, every_gate in zip(*pieces, strict=True):
             at_work = every_gate.detach().any(0).nonzero()[:, 0] if may_look else None
@@ -243,5 +243,8 @@ class Experts(Mixer[tuple[()]]):
 
 
 def _is_run_again() -> bool:
-    """Inside a backward pass, where gradient checkpointing runs a forward for the second time."""
+    """Inside a backward pass, where gradient checkpointing runs a forward for the second time.
+
+    A compiler cannot ask: compiled experts under checkpointing learn twice.
+    """
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -23,10 +23,15 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     Tensors that are shared (tied weights) are written under each of their names.
     """
     path = Path(path)
-    kind = type(model).__name__
-    require(isinstance(model, nn.Module), f"save_model takes a model, not a {kind}")
     require(path.suffix == ".safetensors", f"{path}: the name must end in .safetensors")
     require(path.parent.is_dir(), f"{path}: there is no folder {path.parent}")
+    write_whole(path, model_bytes(model))
+
+
+def model_bytes(model: nn.Module) -> bytes:
+    """What `save_model` writes."""
+    kind = type(model).__name__
+    require(isinstance(model, nn.Module), f"save_model takes a model, not a {kind}")
     modules = model.named_modules(remove_duplicate=False)  # a shared layer has two names
     options = {name: module.options() for name, module in modules if isinstance(module, DLR)}
     tensors = {}
@@ -37,7 +42,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         gathered = f"{name} is a {kind}, a part of it: gather it first (`full_tensor()`)"
         require(not hasattr(value, "full_tensor"), gathered)
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    write_whole(path, save(tensors, metadata={HEADER: json.dumps(options)}))
+    return bytes(save(tensors, metadata={HEADER: json.dumps(options)}))
 
 
 def load_layers(

@@ -11,7 +11,7 @@ from dlrnn.ops.checks import require
 
 @contextmanager
 def held_kernels(model: nn.Module) -> Iterator[None]:
-    """Within, every kernel of a `KernelMixer` is computed once, whatever the number of forwards.
+    """Within, every kernel of a `KernelMixer` is computed once for all forwards with gradients.
 
     Backward passes within stop at the kernels; at the end their summed gradients go on, once, to
     the parameters. Parameters must not change within, and every backward pass must be there. Of

@@ -40,19 +40,20 @@ class HeldKernel:
     def __init__(self, kernel: Tensor) -> None:
         self.kernel = kernel
         self.leaf = kernel.detach().requires_grad_(kernel.requires_grad)
-        self.released = False
-        if kernel.requires_grad and not torch.compiler.is_compiling():
-            self.leaf.register_hook(self._in_time)
 
     def release(self, *, backward: bool) -> None:
-        """At the end the gradients go on to the parameters."""
-        self.released = True
+        """At the end the gradients go on to the parameters; later ones would be lost."""
         if backward and self.leaf.grad is not None:
             self.kernel.backward(self.leaf.grad)
+        if self.leaf.requires_grad:
+            self.leaf.register_hook(_refuse)
 
-    def _in_time(self, gradient: Tensor) -> None:
-        del gradient
-        require(not self.released, "backward() must be called inside held_kernels, not after it")
+
+def _refuse(gradient: Tensor) -> None:
+    del gradient
+    raise ValueError(
+        "backward() must be called inside held_kernels, not after it: zero the gradients, and again"
+    )
 
 
 class KernelMixer(Mixer[KernelState]):
@@ -143,8 +144,8 @@ class KernelMixer(Mixer[KernelState]):
             if (parameter := getattr(self, name)) is not None:
                 require_finite(name, parameter)
         length = min(length, self.kernel_length or length)
-        if self.held is None or not torch.is_grad_enabled():  # what has no gradient is not kept
-            return self._kernel(length)
+        if self.held is None or (length not in self.held and not torch.is_grad_enabled()):
+            return self._kernel(length)  # what has no gradient is not held
         if length not in self.held:
             self.held[length] = HeldKernel(self._kernel(length))
         return self.held[length].leaf

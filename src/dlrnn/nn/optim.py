@@ -45,6 +45,10 @@ def _behind(module: nn.Module, name: str) -> Iterator[nn.Parameter]:
     """The parameter of that name, or those it is computed from (`parametrize`, `prune`)."""
     if is_parametrized(module, name):
         yield from cast("nn.ModuleDict", module.parametrizations)[name].parameters()
-    for known in (name, *(f"{name}_{part}" for part in ("orig", "g", "v"))):
-        if (parameter := module._parameters.get(known)) is not None:
-            yield parameter
+        return
+    value = getattr(module, name)
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif value is not None:
+        parts = (module._parameters.get(f"{name}_{part}") for part in ("orig", "g", "v"))
+        yield from (part for part in parts if part is not None)

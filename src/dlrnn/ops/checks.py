@@ -65,14 +65,15 @@ def require_flags(**flags: object) -> None:
 
 
 def in_transform() -> bool:
-    """Inside torch.func's jvp, vmap, grad and the like, or forward-mode AD.
+    """In forward-mode AD, or inside torch.func's jvp, vmap, grad and the like.
 
-    A compiler cannot ask.
+    Of the latter a compiler cannot ask.
     """
+    if forward_ad._current_level >= 0:
+        return True
     if torch.compiler.is_compiling():
         return False
-    forward_mode = forward_ad._current_level >= 0
-    return forward_mode or torch._C._functorch.maybe_current_level() is not None
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def require_no_transform() -> None:
