@@ -16,8 +16,10 @@ def write_whole(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)
-        except BaseException:
+        except BaseException as error:
             beside.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
         os.fsync(folder)  # the rename too
 

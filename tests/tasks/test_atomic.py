@@ -265,7 +265,7 @@ def test_wrong_samples():
         task.sample(2, split="valid")
     with pytest.raises(ValueError, match="split must be train, validation or test"):
         task.sample(2, split="constants")
-    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not 0"):
         task.sample(0)
     for wrong in ("step", "first"):
         with pytest.raises(ValueError, match=f"{wrong} must be at least 0, not -1"):

@@ -226,8 +226,8 @@ def test_sets_with_other_parameters_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        ({"step": -1}, "step must be at least 0, not -1"),
-        ({"first": -2, "of": 4}, "first must be at least 0, not -2"),
+        ({"step": -1}, "step must be a whole number of at least 0, not -1"),
+        ({"first": -2, "of": 4}, "first must be a whole number of at least 0, not -2"),
         ({"of": 1}, "of, the whole batch, must be at least first . batch_size, 0 . 2, not 1"),
         ({"first": 3, "of": 4}, "must be at least first . batch_size, 3 . 2, not 4"),
         ({"first": 3}, "must be at least first . batch_size, 3 . 2, not 2"),

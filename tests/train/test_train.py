@@ -444,7 +444,7 @@ def test_overrides():
         (["--xyzzy", "3"], "no setting --xyzzy: `dlrnn recipes --show RECIPE` prints them all"),
         (["--steps", "many"], 'key "steps": Expected a .*int'),
         (["--steps", "0"], "steps must be at least 1, not 0"),
-        (["--lr", "-1"], "lr must be more than 0, not -1.0"),
+        (["--lr", "-1"], "lr must be more than 0 and finite, not -1.0"),
         (["--accumulate", "3"], "batch_size 4 cannot be divided into 3 micro-batches"),
         (["--schedule", "linear"], "Expected a .*constant"),
         (["--model.mixer", "dlrr"], "did you mean 'dlr'"),

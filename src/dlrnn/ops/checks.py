@@ -12,6 +12,10 @@ REAL = (torch.float32, torch.float64)
 FLOATING = (*REAL, torch.bfloat16, torch.float16)
 
 
+class NotFiniteError(ValueError):
+    """A NaN or an infinity where there must be none."""
+
+
 def require(condition: bool, sentence: str) -> None:
     """Raise ValueError with `sentence` unless `condition` holds.
 
@@ -128,4 +132,5 @@ def require_finite(name: str, tensor: Tensor) -> None:
     if math.isfinite(values.sum().item()):  # one pass, no temporary
         return
     for bad in (~values.isfinite()).nonzero().tolist():  # none if only the sum overflowed
-        raise ValueError(f"{name} holds {values[tuple(bad)]} at {bad}: every value must be finite")
+        value = values[tuple(bad)]
+        raise NotFiniteError(f"{name} holds {value} at {bad}: every value must be finite")

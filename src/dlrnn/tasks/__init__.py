@@ -34,7 +34,7 @@ TASKS = {task.name: task for task in _ALL}
 def get(name: str, **settings: Any) -> Task:
     """The task of that name, with the paper's settings or yours: `get("shift", length=512)`."""
     if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}{nearest(name, list(TASKS))}")
+        raise ValueError(f"there is no task {name!r}{nearest(str(name), list(TASKS))}")
     known = [field.name for field in fields(TASKS[name])]
     for setting in settings:
         if setting not in known:

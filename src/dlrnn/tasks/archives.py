@@ -83,12 +83,7 @@ def entries(
         if _is_tar(path, opener):
             yield from _tar(path, opener, bounds)
         else:
-            name = path.name.removesuffix(suffix)
-            size = path.stat().st_size if opener is _plain else None
-            with _damage(path), opener(path) as file:
-                bounds.add(name, size or 0)
-                most = min(member_bytes, total_bytes)
-                yield Entry(name, size, partial(_reader, file, path, name, most))
+            yield from _one_file(path, path.name.removesuffix(suffix), opener, bounds)
 
 
 class _Bounds:
@@ -142,6 +137,21 @@ def _folder(path: Path, bounds: _Bounds) -> Iterator[Entry]:
                     yield Entry(name, size, partial(_kept_open, stack, item.path))
 
     yield from files(path)
+
+
+def _one_file(
+    path: Path, name: str, opener: Callable[[Path], io.BufferedIOBase], bounds: _Bounds
+) -> Iterator[Entry]:
+    """As it is, in which one can seek, or packed."""
+    if opener is _plain:
+        size = path.stat().st_size
+        bounds.add(name, size)
+        with contextlib.ExitStack() as stack:
+            yield Entry(name, size, partial(_kept_open, stack, str(path)))
+        return
+    with _damage(path), opener(path) as file:
+        most = min(bounds.member_bytes, bounds.total_bytes)
+        yield Entry(name, None, partial(_reader, file, path, name, most))
 
 
 def _kept_open(stack: contextlib.ExitStack, path: str) -> io.BufferedReader:

@@ -84,7 +84,7 @@ class CumSum(_OneNumber):
 
     def _draw(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
-        count = torch.arange(1, self.length + 1, device=x.device)
+        count = torch.arange(1, self.length + 1, device=x.device, dtype=torch.float32)
         return _column(x), _column(x.cumsum(1) / count.sqrt())
 
 
@@ -255,7 +255,7 @@ class ContextShift(_OneNumber):
     def _draw(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length - 2)
         shift = random.integer(self.length - 1, 1)  # [B, 1], 0 .. L-2
-        angle = 2 * math.pi * shift / self.length
+        angle = 2 * math.pi * shift.float() / self.length
         x = torch.cat((angle.cos(), angle.sin(), x), dim=1)
         source = torch.arange(self.length, device=x.device) - shift
         shifted = x.gather(1, source.clamp(min=0)).masked_fill(source < 0, 0)

@@ -27,7 +27,7 @@ from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw
 from dlrnn.tasks.layouts import parquet_rows
 from dlrnn.tasks.sets import SetTask
-from dlrnn.tasks.task import Batch
+from dlrnn.tasks.task import Batch, wrong_output
 from dlrnn.tasks.text import page_figure
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _named(path: Path, name: str) -> str | None:
 
 def _hashed(name: str) -> str:
     """The split of a book that lies in no split's folder."""
-    digit = int.from_bytes(hashlib.sha256(name.encode()).digest()) % 10
+    digit = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()) % 10
     return {0: "test", 1: "validation"}.get(digit, "train")
 
 
@@ -317,6 +317,8 @@ class PG19(SetTask):
         self, output: Float[Tensor, "B L"], batch: Batch, totals: Tensor | None = None
     ) -> Tensor:
         """The mean of `-log p`, in nats: cross-entropy."""
+        if output.shape != batch.targets.shape:
+            raise wrong_output(self.name, output, batch.targets.shape)
         count = self.totals(batch) if totals is None else totals
         return output.sum(dtype=torch.promote_types(output.dtype, torch.float32)) / count[0].to(
             torch.float32

@@ -158,9 +158,15 @@ def found(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:
                 "task": header["task"],
                 "samples": sum(header["counts"].values()),
                 "seed": header["seed"],
-                "state": "built" if path.name == shards.MANIFEST else "not finished",
+                "state": _state(path, header),
             }
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OSError):
             continue  # not one of ours
         rows.append(row)
     return rows
+
+
+def _state(path: Path, header: dict[str, Any]) -> str:
+    if path.name != shards.MANIFEST:
+        return "not finished"
+    return "built" if header.get("sha256") == shards.own_hash(header) else "damaged"

@@ -40,7 +40,7 @@ def text_lines(where: str, file: io.BufferedReader, longest: int = LONGEST_LINE)
         if len(line) > longest:
             raise ValueError(f"{where} line {number} is longer than {longest} bytes")
         try:
-            yield line.decode()
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # its mark is no text
         except UnicodeDecodeError:
             raise ValueError(f"{where} line {number} is not UTF-8") from None
 

@@ -71,7 +71,7 @@ class _ListOps(Classes, SetTask):
             if (stop - start) * 60 > len(tokens) or place == 0:
                 middle = (start + stop) / 2, -depth - 0.45
                 axes.annotate(str(value), middle, ha="center", va="center", color="white")
-        depth = max(bar[2] for bar in bars)
+        depth = max((bar[2] for bar in bars), default=0)  # none of a lone digit
         end = int((tokens != 0).sum())
         axes.set(xlim=(0, end), ylim=(-depth - 1, 0), xlabel="position", yticks=[])
         axes.set_ylabel("depth, the root above")

@@ -64,6 +64,7 @@ class _Pathfinder(SetTask):
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Four images above, their masks, if it has any, below."""
+        self._check_request(4, split, step, 0)
         spec, numbers = self.spec(), range(4 * step, 4 * step + 4)
         if self.folder is None:
             images = [spec.draw(split, number) for number in numbers]

@@ -109,8 +109,10 @@ class RegressionTask(Task):
 
     def prediction(self, output: Tensor, batch: Batch) -> Tensor:
         """The positions of a model's output [B, T, d_output] that count."""
-        found = output[:, -self.output_length :]
-        if found.shape != batch.targets.shape:
+        lengths = self.input_length, self.output_length
+        fits = output.dim() == 3 and output.shape[1] in lengths
+        found = output[:, -self.output_length :] if fits else output
+        if not fits or found.shape != batch.targets.shape:
             shape = [len(batch.targets), self.input_length, self.d_output]
             raise wrong_output(self.name, output, shape)
         return found

@@ -78,6 +78,7 @@ class SetTask(Task):
         lie.
         """
         self._check_request(batch_size, split, step, first)
+        step, first = int(step), int(first)  # not of 32 bits, which wrap
         of = batch_size if of is None else of
         if of < first + batch_size:
             part = f"first + batch_size, {first} + {batch_size}"

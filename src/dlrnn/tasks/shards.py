@@ -15,6 +15,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -205,6 +206,7 @@ class Split:
             raise ValueError(f"{folder} has no split {split!r}; there are {there}")
         shards = [e for e in self.manifest["shards"] if e["file"].startswith(f"{split}-")]
         self._paths = [Path(folder) / entry["file"] for entry in shards]
+        self._hashes = [entry["sha256"] for entry in shards]
         self._length: int = self.manifest["counts"][split]
         self.shard_rows: int = self.manifest["shard_rows"]
         self.columns = list(columns) if columns is not None else None
@@ -221,11 +223,12 @@ class Split:
         """What a loader's worker has of its own."""
         self._lock = threading.Lock()  # around what follows: a file has one reader at a time
         self._files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+        self._whole: set[int] = set()  # shards whose hash was found right
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._kept_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_lock", "_files", "_kept", "_kept_bytes")
+        own = ("_lock", "_files", "_whole", "_kept", "_kept_bytes")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -264,11 +267,11 @@ class Split:
     def _file(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
             path = self._paths[shard]
-            try:
+            with _damage(path):
+                if shard not in self._whole and sha256(path) != self._hashes[shard]:
+                    raise pa.ArrowInvalid("it is not what was written")
+                self._whole.add(shard)
                 self._files[shard] = pq.ParquetFile(path, memory_map=True)
-            except pa.ArrowInvalid as error:
-                advice = f"`dlrnn data verify {path.parent}` looks at every file"
-                raise ValueError(f"{path} is damaged ({error}): {advice}") from None
             if len(self._files) > OPEN:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(shard)
@@ -279,13 +282,27 @@ class Split:
         with self._lock:
             if place not in self._kept:
                 file = self._file(shard)
-                table = file.read_row_group(group, columns=self.columns, use_threads=False)
+                with _damage(self._paths[shard]):
+                    table = file.read_row_group(group, columns=self.columns, use_threads=False)
                 self._kept[place] = table
                 self._kept_bytes += table.nbytes
                 while self._kept_bytes > KEPT and len(self._kept) > 1:
                     self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
             self._kept.move_to_end(place)
             return self._kept[place]
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What pyarrow or the disk says, as a sentence about the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: run its build or its import again") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        advice = f"`dlrnn data verify {path.parent}` looks at every file"
+        raise ValueError(f"{path} is damaged ({reason}): {advice}") from None
 
 
 def _plain(value: pa.Scalar) -> Any:

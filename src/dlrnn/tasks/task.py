@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -38,6 +39,10 @@ class Batch(NamedTuple):
         assert inputs is not None
         assert targets is not None
         return Batch(inputs, targets, lengths)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral | torch.SymInt) and not isinstance(value, bool)
 
 
 def wrong_output(name: str, output: Tensor, shape: Sequence[int]) -> ValueError:
@@ -136,13 +141,16 @@ class Task(ABC):
         """
 
     def _check_request(self, batch_size: int, split: str, step: int | Tensor, first: int) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        if not _is_whole(batch_size) or batch_size < 1:
+            raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
         if split not in SPLITS[:3]:
             raise ValueError(f"split must be train, validation or test, not {split!r}")
         for name, value in (("step", step), ("first", first)):
-            if isinstance(value, int) and value < 0:
-                raise ValueError(f"{name} must be at least 0, not {value}")
+            if isinstance(value, Tensor):  # of a GPU: what it holds is not read
+                if value.dim() or value.dtype != torch.int64:
+                    raise ValueError(f"{name}, if it is a tensor, must be one number of int64")
+            elif not _is_whole(value) or value < 0:
+                raise ValueError(f"{name} must be a whole number of at least 0, not {value!r}")
 
     # ------------------------------------------------------------------------------ judging
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,8 @@ def newest(folder: Path) -> Found | None:
     for path in reversed(checkpoints(folder)):
         try:
             tensors, counters = read(path)
+            if not counters.keys() >= {"step", "records"}:
+                raise ValueError(f"{path} is the model of a run, not a checkpoint")
         except ValueError as error:
             problems.append(str(error))
             continue
@@ -113,6 +116,8 @@ def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, An
         with safe_open(path, framework="pt") as file:
             found = {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
             counters: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
+            if tensors and counters.get("sum", own := _sum(found)) != own:
+                raise ValueError("its numbers are not those that were written")
     except FileNotFoundError:
         there = "it cannot be read" if path.exists() else "there is no such file"
         raise ValueError(f"{path}: {there}") from None
@@ -127,7 +132,16 @@ def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> 
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
+    counters = {**counters, "sum": _sum(still)}
     write_whole(path, save(still, metadata={HEADER: json.dumps(counters)}))
+
+
+def _sum(tensors: dict[str, Tensor]) -> str:
+    """Of all bytes: a file of safetensors has no checksum of its own."""
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
 
 
 def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:

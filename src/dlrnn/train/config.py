@@ -5,7 +5,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -72,10 +73,10 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("lr", "kernel_lr", "clip"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be more than 0, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be more than 0 and finite, not {value}")
         for name in ("weight_decay", "warmup"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must have 64 bits at most, and {self.seed} has more")
@@ -101,7 +102,13 @@ class RunConfig:
 
     def to_json(self) -> str:
         """Complete, readable."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        try:
+            return json.dumps(asdict(self), indent=1) + "\n"
+        except TypeError as error:  # a Path, a number of numpy
+            raise ValueError(f"a setting is no JSON: {error}") from error
+
+
+_OPTIONS = (("task", "settings"), ("model", "mixer_options"))  # whose values are of any type
 
 
 def from_json(text: str) -> RunConfig:
@@ -116,7 +123,7 @@ def from_json(text: str) -> RunConfig:
     name = task.get("name") if isinstance(task, dict) else None
     with _one_sentence():
         parser = _parser(_model_class(name), None)
-        return _made(parser, parser.parse_object(values))
+        return _texts(_made(parser, parser.parse_object(deepcopy(values))), values)
 
 
 def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
@@ -127,7 +134,7 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
     defaults, model = asdict(config), type(config.model)
     _check_names(arguments, list(_names(defaults)))
     with _one_sentence():
-        parser = _parser(model, defaults)
+        parser = _parser(model, deepcopy(defaults))
         values = parser.parse_args(list(arguments))
         if values.model.mixer != config.model.mixer and model is ModelConfig:
             defaults["model"]["mixer_options"] = {}
@@ -136,8 +143,28 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
         if _model_class(values.task.name) is not model:
             other = f"{values.task.name} needs another kind of model than {config.task.name}"
             raise ValueError(f"{other}: begin with a recipe of it")
-        parser = _parser(model, defaults)
-        return _made(parser, parser.parse_args(list(arguments)))
+        parser = _parser(model, deepcopy(defaults))
+        return _texts(_made(parser, parser.parse_args(list(arguments))), defaults, arguments)
+
+
+def _texts(config: RunConfig, known: dict[str, Any], arguments: Sequence[str] = ()) -> RunConfig:
+    """The parser reads a text among options, "1", as a number: those `known` are put back.
+
+    In the arguments, which are texts all, one in double quotes stays one.
+    """
+    named = {argument.removeprefix("--").partition("=")[0] for argument in arguments}
+    for part, name in _OPTIONS:
+        owner = getattr(config, part)
+        options = dict(getattr(owner, name, {}))
+        before = known.get(part, {}).get(name) or {}
+        for option, value in options.items() if f"{part}.{name}" not in named else ():
+            if f"{part}.{name}.{option}" not in named:
+                options[option] = before.get(option, value)
+            elif isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+                options[option] = value[1:-1]
+        if options:
+            config = replace(config, **{part: replace(owner, **{name: options})})
+    return config
 
 
 def _names(values: dict[str, Any], before: str = "") -> Iterator[str]:

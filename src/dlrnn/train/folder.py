@@ -93,7 +93,11 @@ class RunFolder:
 
     def note_environment(self) -> None:
         """Where a run goes on, if that is elsewhere, or with another version."""
-        path, first = self.path / ENVIRONMENT, self.values(ENVIRONMENT) or {}
+        path = self.path / ENVIRONMENT
+        try:
+            first = self.values(ENVIRONMENT) or {}
+        except ValueError:  # damaged, and no run needs it
+            return
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
             content = {**first, "then": [*then, now]}
@@ -110,7 +114,11 @@ class RunFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """None while the run is not complete."""
-        return self.values(RESULT, f"remove it and `dlrnn train --resume {self.path}`")
+        advice = f"remove it and `dlrnn train --resume {self.path}`"
+        found = self.values(RESULT, advice)
+        if found is not None and not found.keys() >= {"steps", "best", "metric"}:
+            raise ValueError(f"{self.path / RESULT} is damaged: {advice}")
+        return found
 
     def values(self, name: str, advice: str = "") -> dict[str, Any] | None:
         """Of a file of JSON, by name; None if there is none."""

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,7 @@ from dlrnn._disk import write_whole
 from dlrnn.analysis.snapshot import append_snapshot
 from dlrnn.models import LanguageConfig
 from dlrnn.models.model import Block
+from dlrnn.ops.checks import NotFiniteError
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
     BEST,
@@ -28,7 +30,7 @@ from dlrnn.train.checkpoint import (
     save_checkpoint,
     tensors_of,
 )
-from dlrnn.train.config import RunConfig
+from dlrnn.train.config import RunConfig, from_json
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder
 from dlrnn.train.interrupt import asked_to_stop
@@ -41,6 +43,9 @@ from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefet
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+WRITERS = ("tensorboard", "wandb", "none")
 
 
 def train(
@@ -64,8 +69,12 @@ def train(
     a copy each. `until_plain` ends a run whose metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
+    if writer not in WRITERS:
+        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     if config is None:
         folder = RunFolder.open(path)
+    else:
+        config = from_json(config.to_json())  # as it will be read: what cannot be ends here
     known = folder.config if config is None else config
     if config is None and (result := folder.result) is not None:
         return result
@@ -86,6 +95,7 @@ def _launched(
     _check_vocabulary(known, task)
     model = make_model(known, task)
     _check_padding(model, task)
+    _check_state(model)
     with ExitStack() as stack:
         if fabric.is_global_zero:
             files = task.files() if begins else {}
@@ -113,6 +123,14 @@ def _check_padding(model: nn.Module, task: Task) -> None:
         for block in model.modules():
             if isinstance(block, Block):
                 block.check_padding()
+
+
+def _check_state(model: nn.Module) -> None:
+    """Before the first checkpoint: it holds tensors."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"checkpoints hold tensors, and {name} of the model is a {kind}")
 
 
 def _check_vocabulary(config: RunConfig, task: Task) -> None:
@@ -216,7 +234,8 @@ class _Run:
         alone = self.fabric.world_size == 1  # several would have to agree on the step
         with self.progress, asked_to_stop(listens=alone) as asked:
             for done, parts in enumerate(batches, start=self.start + 1):
-                self.step(done - 1, parts)
+                with _divergence(done):
+                    self.step(done - 1, parts)
                 ends = done == config.steps
                 evaluation = done % config.eval_every == 0 or ends
                 checkpoint = done % config.checkpoint_every == 0 or ends
@@ -226,7 +245,8 @@ class _Run:
                 if due:
                     self._log(done, time.perf_counter() - began)
                 if evaluation:
-                    self._evaluate(done)
+                    with _divergence(done):
+                        self._evaluate(done)
                     ends = ends or self._is_plain(done)
                     self._snapshot(done, ends=ends)
                 if ends and not due:
@@ -245,6 +265,8 @@ class _Run:
             content = json.dumps(result, indent=1) + "\n"
             write_whole(self.folder.path / RESULT, content.encode())
         self.fabric.barrier()
+        if asked:  # it was the last step; whatever comes after this run is not begun
+            raise KeyboardInterrupt
         return result
 
     def _is_plain(self, step: int) -> bool:
@@ -340,6 +362,18 @@ class _Run:
             if self.device.type == "cuda"
             else "cpu",
         }
+
+
+@contextmanager
+def _divergence(step: int) -> Iterator[None]:
+    """On a CPU a layer says what it was given: a batch is finite, so the model is not."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise FloatingPointError(
+            f"step {step}: the run has diverged ({error}), and no checkpoint is of it: begin a new"
+            " run with a smaller --lr, or with --clip 1"
+        ) from error
 
 
 def _writer(name: str, folder: Path, start: int) -> Writer | None:

@@ -30,7 +30,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) ->
         group["full_lr"] = group["lr"]
         if on_gpu:
             group["lr"] = torch.tensor(group["lr"], device=device)
-    return AdamW(groups, fused=True, capturable=on_gpu)
+    fused = all(p.is_floating_point() for group in groups for p in group["params"])  # not complex
+    return AdamW(groups, fused=fused, capturable=on_gpu)
 
 
 def part_of_batch(config: RunConfig, world: int) -> int:
@@ -66,7 +67,6 @@ class TrainingStep:
         self._warm = 0
         self._dropout = _generator(self.device)
         self._parameters = list(model.parameters())  # to walk through a model takes its time
-        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if self.device.type == "cuda":
             torch.compiler.reset()
         self._makers = [self._maker(k) for k in range(config.accumulate)]
@@ -136,7 +136,9 @@ class TrainingStep:
         self._note_bad(norms.isfinite())
         self.optimizer.step()
         if world > 1:
-            for buffer in self._buffers:  # what a forward learnt, of all processes
+            for buffer in self.model.buffers():  # what a forward learnt, of all processes
+                if not buffer.is_floating_point():
+                    continue
                 buffer.copy_(self.fabric.all_reduce(buffer.clone(), reduce_op="mean"))  # type: ignore[arg-type]
         self.loss_sum += loss
         self.index += 1
