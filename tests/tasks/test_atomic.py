@@ -268,7 +268,7 @@ def test_wrong_samples():
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not 0"):
         task.sample(0)
     for wrong in ("step", "first"):
-        with pytest.raises(ValueError, match=f"{wrong} must be at least 0, not -1"):
+        with pytest.raises(ValueError, match=f"{wrong} must be a whole number of at least 0"):
             task.sample(2, **{wrong: -1})
 
 

@@ -85,7 +85,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """The state before the first position."""
         self._check_streams()
         given: object = batch_size
-        whole = isinstance(given, Integral | SymInt) and not isinstance(given, bool)
+        whole = isinstance(given, int | Integral | SymInt) and not isinstance(given, bool)
         if not whole or batch_size < 0:
             raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
         return self._initial_state(batch_size)

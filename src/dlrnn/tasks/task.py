@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral | torch.SymInt) and not isinstance(value, bool)
+    return isinstance(value, int | Integral | torch.SymInt) and not isinstance(value, bool)
 
 
 def wrong_output(name: str, output: Tensor, shape: Sequence[int]) -> ValueError:
