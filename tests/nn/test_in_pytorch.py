@@ -143,7 +143,7 @@ def test_a_part_is_not_saved(tmp_path):
 
     class Part(torch.Tensor):
         def full_tensor(self):
-            raise NotImplementedError
+            return self
 
     model = nn.Linear(2, 2)
     model.register_buffer("piece", torch.ones(2).as_subclass(Part))

@@ -1,5 +1,6 @@
 """Requests and files that are not as they should be."""
 
+import io
 import json
 import shutil
 
@@ -9,6 +10,9 @@ import torch
 
 from dlrnn import tasks
 from dlrnn.cli import main
+from dlrnn.tasks.archives import entries
+from dlrnn.tasks.books import _hashed
+from dlrnn.tasks.layouts import text_lines
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +115,27 @@ def test_a_list_of_sets_survives_odd_manifests(listops, tmp_path, capsys, monkey
     assert main(["data", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["task"], row["state"]) == ("listops", "damaged")
+
+
+def test_a_mark_at_the_start_of_a_text_is_no_text():
+    file = io.BufferedReader(io.BytesIO("\ufeffa\n\ufeffb".encode()))
+    assert list(text_lines("here", file)) == ["a\n", "\ufeffb"]
+
+
+def test_one_file_can_be_sought_in(tmp_path):
+    """Parquet must be; inside an archive it cannot."""
+    (tmp_path / "a.parquet").write_bytes(b"abc")
+    for entry in entries(tmp_path / "a.parquet"):
+        assert (entry.name, entry.size) == ("a.parquet", 3)
+        assert entry.open().seekable()
+    with pytest.raises(ValueError, match=r"'a\.parquet' of 3 bytes, more than the 2 allowed"):
+        list(entries(tmp_path / "a.parquet", member_bytes=2))
+
+
+def test_books_with_names_that_are_no_text():
+    assert _hashed("caf\udce9.txt") in ("train", "validation", "test")
+
+
+def test_a_preview_of_no_step():
+    with pytest.raises(ValueError, match="step must be a whole number of at least 0, not -1"):
+        tasks.get("pathfinder-segmentation", resolution=32).preview(step=-1)

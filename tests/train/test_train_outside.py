@@ -5,12 +5,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from dlrnn._disk import write_whole
+from dlrnn.bench.tables import _step
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints
@@ -49,6 +51,18 @@ class Remembering(Own):
 
     def set_extra_state(self, state):
         pass
+
+
+class Counting(Own):
+    """With a buffer that forward replaces."""
+
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        return super().forward(x)
 
 
 def config(mixer="dlr", options=None, *, settings=None, layers=1, **rest):
@@ -115,6 +129,16 @@ def test_divergence_says_the_step_and_what_to_do(tmp_path):
 def test_complex_parameters_learn(tmp_path):
     run = config(f"{__name__}.Rotating")
     assert train(tmp_path / "run", run, **QUIET)["steps"] == 6
+
+
+def test_a_buffer_that_is_replaced_is_averaged_over_processes(monkeypatch):
+    step = _step(config(f"{__name__}.Counting"), torch.device("cpu"))
+    several = Mock(wraps=step.fabric, world_size=2)
+    several.all_reduce = lambda value, reduce_op: value + (10 if reduce_op == "mean" else 0)
+    monkeypatch.setattr(step, "fabric", several)
+    step._update(None)
+    (seen,) = step.model.buffers()
+    assert seen == 11, "its own 1, and what the others add"
 
 
 def test_a_signal_at_the_last_step_is_not_lost(tmp_path, monkeypatch):
