@@ -86,7 +86,13 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert by_name["table1/cummax/dlr-1"]["status"] == "done", "one does not stop the others"
     said = capsys.readouterr().err.splitlines()
     log = broken.with_suffix(".log")
-    assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on, {log}", "and does not begin"
+    assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on from step 3, {log}"
+    assert RunFolder.open(broken).result["steps"] == 3
+    for path in (broken / "result.json", *broken.glob("step-*")):
+        path.unlink()
+    sweep(["table1/cummax/dlr-1"], **options)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"table1/cummax/dlr-1, seed 0: begins, {log}", "a folder is no checkpoint"
     assert RunFolder.open(broken).result["steps"] == 3
 
 

@@ -155,7 +155,7 @@ def test_it_learns(tmp_path):
 
 
 def test_what_is_plain_may_stop():
-    ones, noughts = [(k, 0.995) for k in range(1, 9)], [(k, 0.003) for k in range(1, 9)]
+    ones, noughts = [(k, 0.995) for k in range(1, 9)], [(k, 0.001) for k in range(1, 9)]
     assert may_stop(ones, 8, 100)
     assert plain_level(ones, 8) == 1
     assert not may_stop(noughts, 8, 100)
@@ -165,17 +165,21 @@ def test_what_is_plain_may_stop():
     assert not may_stop(late, 8, 16), "all of the last half"
     assert may_stop([(3, 0.5), *ones[3:]], 8, 16)
     assert not may_stop([*ones[:-1], (8, math.nan)], 8, 16)
-    assert not may_stop([(step, 0.001 * step) for step, _ in noughts], 8, 16), "it creeps up"
+    assert may_stop([(step, -0.004) for step, _ in noughts], 8, 16), "below 0 is chance"
+    for last in (-0.006, 0.0025):
+        assert not may_stop([*noughts[:-1], (8, last)], 8, 16), "it creeps up, or breaks"
+    for value in (0.989, 1.001):
+        assert not may_stop([(step, value) for step, _ in ones], 8, 16)
 
 
 def test_a_run_stops_where_it_is_plain(tmp_path, monkeypatch):
     """Killed and gone on with, it stops at the same step with the same weights."""
     run = config(steps=400, eval_every=10, checkpoint_every=40)
-    monkeypatch.setattr(plain, "NEAR", {0: 0.05, 1: 0.05})
+    monkeypatch.setattr(plain, "PLAIN", {0: (-0.05, 0.05), 1: (0.95, 1.0)})
     result = train(tmp_path / "run", run, until_plain=True, **QUIET)
     steps = result["steps"]
     assert 30 <= steps < 400
-    assert result["stopped"] == "R2 within 0.05 of 1 for the last half of them"
+    assert result["stopped"] == "R2 between 0.95 and 1.0 for the last half of them"
     assert RunFolder.open(tmp_path / "run").records()[-1]["step"] == steps
     train(tmp_path / "cut", run, until_plain=True, **QUIET)
     for path in checkpoints(tmp_path / "cut")[1:]:

@@ -16,6 +16,7 @@ from dlrnn.recipes.outcome import changed_path, check_folder, outcome_in, run_co
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
+from dlrnn.train.checkpoint import checkpoints, step_of
 from dlrnn.train.folder import CONFIG, RunFolder
 
 
@@ -40,8 +41,9 @@ class Job(NamedTuple):
 
     @property
     def starts(self) -> str:
-        """What it does: only a run whose folder is there goes on."""
-        return "goes on" if "--resume" in self.command else "begins"
+        """What it does: a folder without a checkpoint begins anew."""
+        found = checkpoints(self.run.path)
+        return f"goes on from step {step_of(found[-1])}" if found else "begins"
 
 
 def sweep(
@@ -160,7 +162,7 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
     log.parent.mkdir(parents=True, exist_ok=True)
     if stopped.is_set():
         return "not begun"
-    print(f"{job.run.name}: {job.starts}, {log}", file=sys.stderr)
+    _say(f"{job.run.name}: {job.starts}, {log}")
     with (
         open(log, "a") as file,
         subprocess.Popen(
@@ -173,11 +175,16 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
         status = process.wait()
         running.remove(process)
     ended = {0: "done", 130: "stopped", -signal.SIGTERM: "stopped"}.get(status, "broken")
-    print(f"{job.run.name}: {ended}", file=sys.stderr)
+    _say(f"{job.run.name}: {ended}")
     if status == 0:
         return ""
     said = log.read_text().strip().splitlines()
     return said[-1] if said else f"exit status {status}"
+
+
+def _say(text: str) -> None:
+    """Whole: several threads speak."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[Path, str]:

@@ -59,6 +59,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
 
 
+def step_of(checkpoint: Path) -> int:
+    """By its name."""
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
 class Found(NamedTuple):
     """A checkpoint, and what was wrong with newer ones."""
 

@@ -41,6 +41,8 @@ class RunConfig:
         clip: the largest norm of the gradient; none: no limit.
         accumulate: micro-batches a step; kernels are computed once for all of them.
         precision: fp32, or bf16 in autocast (kernels and states stay fp32).
+        deterministic: PyTorch's own kernels add in one order, too: attention's gradients on a GPU
+            are else not the same twice. An operation that cannot is refused.
         log_every: steps between two records of the loss.
         eval_every: steps between two evaluations.
         eval_batches: batches an evaluation (all of it where the task has a set on disk).
@@ -60,6 +62,7 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     precision: Literal["fp32", "bf16"] = "fp32"
+    deterministic: bool = False
     log_every: int = 50
     eval_every: int = 1000
     eval_batches: int = 32
@@ -102,8 +105,11 @@ class RunConfig:
 
     def to_json(self) -> str:
         """Complete, readable."""
+        values = asdict(self)
+        if not self.deterministic:  # a run of before there was such a setting stays what it is
+            del values["deterministic"]
         try:
-            return json.dumps(asdict(self), indent=1) + "\n"
+            return json.dumps(values, indent=1) + "\n"
         except TypeError as error:  # a Path, a number of numpy
             raise ValueError(f"a setting is no JSON: {error}") from error
 

@@ -31,6 +31,7 @@ from dlrnn.train.checkpoint import (
     tensors_of,
 )
 from dlrnn.train.config import RunConfig, from_json
+from dlrnn.train.deterministic import deterministic
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
 from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder
 from dlrnn.train.interrupt import asked_to_stop
@@ -63,10 +64,10 @@ def train(
     """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
-    same weights and records, bit by bit, on the same device (but for attention on a GPU, whose
-    gradients PyTorch's kernels add in another order each time). `devices` and `nodes` are what
-    torchrun says, by default; `sharded` processes share the parameters instead of having
-    a copy each. `until_plain` ends a run whose metric is plainly at 0 or 1 (train/plain.py).
+    same weights and records, bit by bit, on the same device (attention on a GPU with the setting
+    `deterministic` alone). `devices` and `nodes` are what torchrun says, by default; `sharded`
+    processes share the parameters instead of having a copy each. `until_plain` ends a run whose
+    metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
     if writer not in WRITERS:
@@ -107,6 +108,7 @@ def _launched(
             else:
                 folder.note_environment()
         fabric.barrier()
+        stack.enter_context(deterministic(wanted=known.deterministic))
         return _Run(folder, fabric, task, model, stack, **how).go()
 
 
