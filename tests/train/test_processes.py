@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from support import tiny_books
@@ -14,12 +15,36 @@ from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
 
 SCRIPT = """
-import json, sys, torch
+import json, os, pathlib, signal, sys, torch
 torch.set_num_threads(1)
 from dlrnn.train import from_json, train
+from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.step import TrainingStep
+
+own, rank = TrainingStep.__call__, int(os.environ["RANK"])
+
+def asked_in_step_7(self, step, batches):
+    own(self, step, batches)
+    if step == 7 and rank == 1:
+        for _ in range(2):  # as from a terminal, and from torchrun
+            os.kill(os.getpid(), signal.SIGTERM)
+
 for path, config, sharded in json.loads(sys.argv[1]):
     config = config and from_json(config)
-    train(path, config, device="cpu", show=False, writer="none", sharded=sharded)
+    how = {"device": "cpu", "show": False, "writer": "none", "sharded": sharded}
+    if not path.endswith("asked to stop"):
+        train(path, config, **how)
+        continue
+    TrainingStep.__call__ = asked_in_step_7
+    try:
+        train(path, config, **how)
+        raise AssertionError("nobody listened")
+    except KeyboardInterrupt:
+        TrainingStep.__call__ = own
+    if rank == 0:
+        left = [each.name for each in checkpoints(pathlib.Path(path))]
+        (pathlib.Path(path) / "left.json").write_text(json.dumps(left))
+    train(path, **how)
 """
 
 
@@ -105,7 +130,16 @@ def test_two_processes_against_one(tmp_path):
     shards = TAKEN_APART["micro-batches"]
     begun = [(f"two, {name}", each, False) for name, each in TAKEN_APART.items()]
     begun += [("two shards", shards, True), ("experts", experts(books, "threshold"), True)]
-    in_two_processes(tmp_path, [*begun, ("copied experts", experts(books, "top"), False)])
+    begun.append(("copied experts", experts(books, "top"), False))
+    few = replace(shards, log_every=5)
+    for how in (False, True):  # a signal to one of them ends both at their next record
+        begun += [(f"{how} undisturbed", few, how), (f"{how} asked to stop", few, how)]
+    in_two_processes(tmp_path, begun)
+    for how in (False, True):
+        stopped, whole = tmp_path / f"{how} asked to stop", tmp_path / f"{how} undisturbed"
+        assert json.loads((stopped / "left.json").read_text()) == ["step-000000010.safetensors"]
+        for file in ("records.jsonl", "step-000000050.safetensors"):
+            assert (stopped / file).read_bytes() == (whole / file).read_bytes(), file
     for name in TAKEN_APART:
         assert_same_losses(*(records(tmp_path / f"{n}, {name}") for n in ("one", "two")))
     assert_same_losses(*(records(tmp_path / n) for n in ("one, micro-batches", "two shards")))

@@ -107,11 +107,11 @@ def _train(given: argparse.Namespace) -> int:
     try:
         result = train(path, config, **options)
     except KeyboardInterrupt:
-        if (path / "config.json").is_file():
+        if _speaks() and (path / "config.json").is_file():
             print(f"\ngo on with: dlrnn train --resume {path}", file=sys.stderr)
         raise
-    if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) > 0:
-        return 0  # one process speaks for all
+    if not _speaks():
+        return 0
     if complete:
         said = f"complete already, after {result['steps']} steps: nothing was done"
         print(f"dlrnn train: {path} is {said}", file=sys.stderr)
@@ -122,6 +122,11 @@ def _train(given: argparse.Namespace) -> int:
         print(f"stopped after {result['steps']} steps: {result['stopped']}")
     print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
+
+
+def _speaks() -> bool:
+    """One process, for all."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:

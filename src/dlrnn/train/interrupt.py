@@ -8,20 +8,20 @@ from typing import Any
 
 
 @contextmanager
-def asked_to_stop(*, listens: bool) -> Iterator[list[int]]:
-    """A list, empty until a signal asks; a second one interrupts at once.
+def asked_to_stop(*, times: int) -> Iterator[list[int]]:
+    """A list, empty until a signal asks; more than so many interrupt at once.
 
     Only the main thread can listen.
     """
     asked: list[int] = []
-    if not listens or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def note(number: int, _: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
         asked.append(number)
+        if len(asked) > times:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -233,8 +233,9 @@ class _Run:
         done = self.start
         ended = any(step == done for step, _ in self.judged) and self._is_plain(done)
         batches = prefetched(self.step, done, done if ended else config.steps)
-        alone = self.fabric.world_size == 1  # several would have to agree on the step
-        with self.progress, asked_to_stop(listens=alone) as asked:
+        alone, stops = self.fabric.world_size == 1, False
+        # of several each may have it from a terminal, and from who started them
+        with self.progress, asked_to_stop(times=1 if alone else 2) as asked:
             for done, parts in enumerate(batches, start=self.start + 1):
                 with _divergence(done):
                     self.step(done - 1, parts)
@@ -255,9 +256,11 @@ class _Run:
                     self._log(done, time.perf_counter() - began)
                 if checkpoint or ends:
                     self._checkpoint(done)
+                if due or alone:  # several have to agree on the step, and meet there anyway
+                    stops = self._somebody(asked)
                 if ends:
                     break
-                if asked:
+                if stops:
                     self.step.check_finite()
                     self._checkpoint(done)
                     raise KeyboardInterrupt
@@ -267,9 +270,16 @@ class _Run:
             content = json.dumps(result, indent=1) + "\n"
             write_whole(self.folder.path / RESULT, content.encode())
         self.fabric.barrier()
-        if asked:  # it was the last step; whatever comes after this run is not begun
+        if stops or (alone and asked):  # whatever comes after this run is not begun
             raise KeyboardInterrupt
         return result
+
+    def _somebody(self, asked: list[int]) -> bool:
+        """One process was asked, so all of them were."""
+        if self.fabric.world_size == 1:
+            return bool(asked)
+        count = torch.tensor(float(len(asked)), device=self.device)
+        return bool(self.fabric.all_reduce(count, reduce_op="sum"))
 
     def _is_plain(self, step: int) -> bool:
         return self.until_plain and may_stop(self.judged, step, self.config.steps)
