@@ -94,6 +94,10 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"table1/cummax/dlr-1, seed 0: begins, {log}", "a folder is no checkpoint"
     assert RunFolder.open(broken).result["steps"] == 3
+    (broken / "config.json").unlink()
+    (row,) = sweep(["table1/cummax/dlr-1"], **options)
+    assert row["status"] == "broken"
+    assert " seed 0: begins, " in capsys.readouterr().err, "nobody goes on without a configuration"
 
 
 def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):

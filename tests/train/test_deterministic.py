@@ -1,5 +1,6 @@
 """`--deterministic`: PyTorch's mode for the time of a run, and the same bits twice."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -8,7 +9,9 @@ import torch
 from support import DEVICE
 from torch.utils import deterministic as memory
 
+from dlrnn import recipes
 from dlrnn.models import ModelConfig
+from dlrnn.recipes.outcome import changed_path
 from dlrnn.train import RunConfig, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.deterministic import deterministic
@@ -19,7 +22,7 @@ EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every"
 RUN = RunConfig(
     TaskConfig("shift", {"length": 512}),
     ModelConfig("attention", {"heads": 2}, d_model=32),
-    steps=40 if DEVICE.type == "cuda" else 10,
+    steps=40,
     batch_size=8,
     precision="bf16",
     deterministic=True,
@@ -70,6 +73,9 @@ def test_an_operation_that_cannot_is_named(before):
     operation = "put_ does not have a deterministic implementation: train without --determ"
     with pytest.raises(ValueError, match=operation), deterministic(wanted=True):
         torch.zeros(3).put_(torch.zeros(1, dtype=torch.long), torch.ones(1))
+    late = "used cuBLAS before a deterministic run: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before"
+    with pytest.raises(ValueError, match=late), deterministic(wanted=True):
+        raise RuntimeError("you must set CUBLAS_WORKSPACE_CONFIG=:4096:8, says PyTorch")
     with pytest.raises(RuntimeError, match=r"^other$"), deterministic(wanted=True):
         raise RuntimeError("other")
     assert mode() == before
@@ -89,6 +95,8 @@ def test_a_run_has_the_mode_from_its_first_step_to_its_end(wanted, before, tmp_p
     assert mode() == before
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 @pytest.mark.usefixtures("before")
 def test_attention_is_the_same_twice_and_when_it_is_resumed(tmp_path, monkeypatch):
     """In bf16 on a GPU its gradients are else added in the order in which blocks end."""
@@ -110,11 +118,23 @@ def test_attention_is_the_same_twice_and_when_it_is_resumed(tmp_path, monkeypatc
 
 
 def test_runs_of_before_there_was_the_setting_go_on():
-    """Their configuration does not name it, and digests and folders' names come from that."""
+    """Their configuration does not name it; digests and folders' names come from what it was."""
     free = replace(RUN, deterministic=False)
-    assert "deterministic" not in json.loads(free.to_json())
-    assert from_json(free.to_json()) == free
-    assert json.loads(RUN.to_json())["deterministic"] is True
+    complete = json.loads(free.to_json())
+    assert complete.pop("deterministic") is False
+    assert free.identity() == complete
+    assert from_json(json.dumps(complete)) == from_json(free.to_json()) == free
+    assert RUN.identity() == json.loads(RUN.to_json()) == {**complete, "deterministic": True}
     assert from_json(RUN.to_json()) == RUN
+    name = changed_path(recipes.get("table1/shift/attention-1"), "runs", "full", free).name
+    digest = hashlib.sha256((json.dumps(complete, indent=1) + "\n").encode()).hexdigest()
+    assert name == f"seed-0-{digest[:8]}"
     assert with_overrides(free, ["--deterministic", "true"]) == RUN
     assert with_overrides(RUN, ["--deterministic", "false"]) == free
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", ["yes", 1, None])
+def test_it_is_a_flag(wrong):
+    with pytest.raises(ValueError, match=f"deterministic must be True or False, not {wrong!r}"):
+        replace(RUN, deterministic=wrong)

@@ -15,10 +15,10 @@ from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
 
 SCRIPT = """
-import json, os, pathlib, signal, sys, torch
+import json, os, pathlib, signal, sys, time, torch
 torch.set_num_threads(1)
-from dlrnn.train import from_json, train
-from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train import from_json, loop, plain, train
+from dlrnn.train.checkpoint import checkpoints, save_checkpoint
 from dlrnn.train.step import TrainingStep
 
 own, rank = TrainingStep.__call__, int(os.environ["RANK"])
@@ -29,19 +29,25 @@ def asked_in_step_7(self, step, batches):
         for _ in range(2):  # as from a terminal, and from torchrun
             os.kill(os.getpid(), signal.SIGTERM)
 
+def slowly(*arguments):
+    time.sleep(1)
+    save_checkpoint(*arguments)
+
 for path, config, sharded in json.loads(sys.argv[1]):
     config = config and from_json(config)
     how = {"device": "cpu", "show": False, "writer": "none", "sharded": sharded}
+    if "plain" in path:
+        plain.PLAIN, how["until_plain"] = {1: (-9.0, 9.0)}, True
     if not path.endswith("asked to stop"):
         train(path, config, **how)
         continue
-    TrainingStep.__call__ = asked_in_step_7
+    TrainingStep.__call__, loop.save_checkpoint = asked_in_step_7, slowly
     try:
         train(path, config, **how)
         raise AssertionError("nobody listened")
     except KeyboardInterrupt:
-        TrainingStep.__call__ = own
-    if rank == 0:
+        TrainingStep.__call__, loop.save_checkpoint = own, save_checkpoint
+    if rank == 1:  # which leaves no sooner than all is written
         left = [each.name for each in checkpoints(pathlib.Path(path))]
         (pathlib.Path(path) / "left.json").write_text(json.dumps(left))
     train(path, **how)
@@ -134,7 +140,11 @@ def test_two_processes_against_one(tmp_path):
     few = replace(shards, log_every=5)
     for how in (False, True):  # a signal to one of them ends both at their next record
         begun += [(f"{how} undisturbed", few, how), (f"{how} asked to stop", few, how)]
-    in_two_processes(tmp_path, begun)
+    never = replace(shards, log_every=100, eval_every=3)
+    in_two_processes(tmp_path, [*begun, ("plain, asked to stop", never, False)])
+    assert (
+        json.loads((tmp_path / "plain, asked to stop" / "result.json").read_text())["steps"] == 12
+    )
     for how in (False, True):
         stopped, whole = tmp_path / f"{how} asked to stop", tmp_path / f"{how} undisturbed"
         assert json.loads((stopped / "left.json").read_text()) == ["step-000000010.safetensors"]

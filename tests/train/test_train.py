@@ -781,6 +781,12 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, monkeypatch):
     known = json.loads(path.read_text())
     assert [each["device"] for each in known.pop("then")] == ["there", "elsewhere"]
     assert known == here
+    for left in (path.with_name("result.json"), *checkpoints(tmp_path / "run")):
+        left.unlink()
+    train(tmp_path / "run", **QUIET)
+    assert json.loads(path.read_text()) == now, "begun anew: nothing of before is in it"
+    timing = path.with_name("timing.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in timing] == [4, 8, 12]
 
 
 def test_what_is_shown_ends_with_one_line(tmp_path, capsys):

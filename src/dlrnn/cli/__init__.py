@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
+from dlrnn.cli.shared import speaks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
     except KeyboardInterrupt:
         on = "; the same command goes on" if given.command in ("reproduce", "sweep") else ""
-        print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
+        if speaks():
+            print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():

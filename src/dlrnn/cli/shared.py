@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from typing import Any
 
 
@@ -44,6 +45,11 @@ def resolve(device: str | None) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("cuda was asked for, and torch finds no CUDA device here")
     return device
+
+
+def speaks() -> bool:
+    """One process of several, for all."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def print_json(value: Any) -> int:

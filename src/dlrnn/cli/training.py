@@ -1,13 +1,12 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrnn.cli.settings import overridden
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve, speaks
 
 if TYPE_CHECKING:
     from dlrnn.train import RunConfig
@@ -107,10 +106,10 @@ def _train(given: argparse.Namespace) -> int:
     try:
         result = train(path, config, **options)
     except KeyboardInterrupt:
-        if _speaks() and (path / "config.json").is_file():
+        if speaks() and (path / "config.json").is_file():
             print(f"\ngo on with: dlrnn train --resume {path}", file=sys.stderr)
         raise
-    if not _speaks():
+    if not speaks():
         return 0
     if complete:
         said = f"complete already, after {result['steps']} steps: nothing was done"
@@ -122,11 +121,6 @@ def _train(given: argparse.Namespace) -> int:
         print(f"stopped after {result['steps']} steps: {result['stopped']}")
     print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
-
-
-def _speaks() -> bool:
-    """One process, for all."""
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:

@@ -13,6 +13,7 @@ import torch
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
+from dlrnn.train.config import in_json
 from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import CONFIG
 from dlrnn.train.tested import read_test, write_test
@@ -46,7 +47,7 @@ def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfi
     path = run_path(recipe, out, scale, config.seed)
     if config == run_config(recipe, scale, config.seed):
         return path
-    digest = hashlib.sha256(config.to_json().encode()).hexdigest()
+    digest = hashlib.sha256(in_json(config.identity()).encode()).hexdigest()
     return path.with_name(f"{path.name}-{digest[:8]}")
 
 

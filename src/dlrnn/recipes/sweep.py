@@ -42,7 +42,7 @@ class Job(NamedTuple):
     @property
     def starts(self) -> str:
         """What it does: a folder without a checkpoint begins anew."""
-        found = checkpoints(self.run.path)
+        found = checkpoints(self.run.path) if "--resume" in self.command else []
         return f"goes on from step {step_of(found[-1])}" if found else "begins"
 
 

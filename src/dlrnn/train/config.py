@@ -81,6 +81,8 @@ class RunConfig:
         for name in ("weight_decay", "warmup"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(f"deterministic must be True or False, not {self.deterministic!r}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must have 64 bits at most, and {self.seed} has more")
         if self.batch_size % self.accumulate:
@@ -105,13 +107,22 @@ class RunConfig:
 
     def to_json(self) -> str:
         """Complete, readable."""
+        return in_json(asdict(self))
+
+    def identity(self) -> dict[str, Any]:
+        """What tells runs apart: a setting that came later counts where it is not as before."""
         values = asdict(self)
-        if not self.deterministic:  # a run of before there was such a setting stays what it is
+        if not self.deterministic:
             del values["deterministic"]
-        try:
-            return json.dumps(values, indent=1) + "\n"
-        except TypeError as error:  # a Path, a number of numpy
-            raise ValueError(f"a setting is no JSON: {error}") from error
+        return values
+
+
+def in_json(values: dict[str, Any]) -> str:
+    """Readable."""
+    try:
+        return json.dumps(values, indent=1) + "\n"
+    except TypeError as error:  # a Path, a number of numpy
+        raise ValueError(f"a setting is no JSON: {error}") from error
 
 
 _OPTIONS = (("task", "settings"), ("model", "mixer_options"))  # whose values are of any type

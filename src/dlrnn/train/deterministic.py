@@ -22,13 +22,18 @@ def deterministic(*, wanted: bool) -> Iterator[None]:
     if not wanted or (enabled and not warns):
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is refused
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # else cuBLAS is refused
     fills = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     memory.fill_uninitialized_memory = False
     try:
         yield
     except RuntimeError as error:
+        if _CUBLAS in str(error):  # PyTorch looks for it when cuBLAS is first used
+            advice = f"set {_CUBLAS}=:4096:8 before its process starts, or train in a new one"
+            raise ValueError(
+                f"this process used cuBLAS before a deterministic run: {advice}"
+            ) from error
         if _REFUSED not in str(error):
             raise
         operation = str(error).partition(_REFUSED)[0]
@@ -38,4 +43,5 @@ def deterministic(*, wanted: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = fills
 
 
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _REFUSED = " does not have a deterministic implementation"

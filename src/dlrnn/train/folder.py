@@ -91,9 +91,12 @@ class RunFolder:
             )
         return cls(path)
 
-    def note_environment(self) -> None:
-        """Where a run goes on, if that is elsewhere, or with another version."""
+    def note_environment(self, *, anew: bool) -> None:
+        """Where a run goes on, or begins anew, if that is elsewhere, or with another version."""
         path = self.path / ENVIRONMENT
+        if anew:
+            write_whole(path, json.dumps(environment(), indent=1).encode())
+            return
         try:
             first = self.values(ENVIRONMENT) or {}
         except ValueError:  # damaged, and no run needs it

@@ -22,6 +22,7 @@ from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
     BEST,
     Found,
+    checkpoints,
     header,
     load_model,
     load_optimizer,
@@ -64,8 +65,8 @@ def train(
     """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
 
     Returns what `result.json` holds. Killed at any moment and gone on with, a run ends with the
-    same weights and records, bit by bit, on the same device (attention on a GPU with the setting
-    `deterministic` alone). `devices` and `nodes` are what torchrun says, by default; `sharded`
+    same weights and records, bit by bit, on the same device (attention on a GPU: see the setting
+    `deterministic`). `devices` and `nodes` are what torchrun says, by default; `sharded`
     processes share the parameters instead of having a copy each. `until_plain` ends a run whose
     metric is plainly at 0 or 1 (train/plain.py).
     """
@@ -106,7 +107,7 @@ def _launched(
             if begins:
                 RunFolder.create(folder.path, known, files)
             else:
-                folder.note_environment()
+                folder.note_environment(anew=not checkpoints(folder.path))
         fabric.barrier()
         stack.enter_context(deterministic(wanted=known.deterministic))
         return _Run(folder, fabric, task, model, stack, **how).go()
@@ -200,7 +201,7 @@ class _Run:
         self._keep_later_best()
         if self.leads:
             self.records = Lines(self.folder.path / RECORDS, counters["records"])
-            self.timing = Lines(self.folder.path / TIMING, None)
+            self.timing = Lines(self.folder.path / TIMING, 0 if found is None else None)
             for lines in (self.records, self.timing):
                 stack.callback(lines.close)
         step: int = counters["step"]
@@ -221,7 +222,7 @@ class _Run:
 
     def _origin(self) -> dict[str, str | None]:
         """What a run cannot go on with if it has changed: not where its data lies."""
-        config = json.loads(self.config.to_json())
+        config = self.config.identity()
         config["task"]["settings"].pop("folder", None)
         digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()
         return {"config": digest, "data": self.task.digest()}
@@ -256,13 +257,15 @@ class _Run:
                     self._log(done, time.perf_counter() - began)
                 if checkpoint or ends:
                     self._checkpoint(done)
-                if due or alone:  # several have to agree on the step, and meet there anyway
+                if due or ends or alone:  # several agree on the step where they meet anyway
                     stops = self._somebody(asked)
                 if ends:
                     break
                 if stops:
                     self.step.check_finite()
-                    self._checkpoint(done)
+                    if not checkpoint:
+                        self._checkpoint(done)
+                    self.fabric.barrier()  # who leaves first is a failure to who started them
                     raise KeyboardInterrupt
         batches.close()
         result = self._result(done, time.perf_counter() - began)
