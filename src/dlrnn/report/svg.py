@@ -139,16 +139,18 @@ def _free_place(
     bases = [base for base in (guide - 5, guide + 14) if TOP + 9 <= base <= HEIGHT - BOTTOM]
     room = WIDTH - RIGHT - wide - LEFT
     corners = [(LEFT + room * k / 4, base) for k in (4, 3, 2, 1, 0) for base in bases]
+    shares = [k / 16 for k in range(17)]
+    near = [
+        (a + t * (c - a), place)
+        for line in lines
+        for (a, b), (c, d) in itertools.pairwise(line)
+        for t in shares
+        if guide - 20 <= (place := b + t * (d - b)) <= guide + 19
+    ]
 
     def passing(corner: tuple[float, float]) -> int:
         left, base = corner
-        return sum(
-            left - 4 <= a + t * (c - a) <= left + wide + 4
-            and base - 15 <= b + t * (d - b) <= base + 5
-            for line in lines
-            for (a, b), (c, d) in itertools.pairwise(line)
-            for t in (k / 16 for k in range(17))
-        )
+        return sum(left - 4 <= a <= left + wide + 4 and base - 15 <= b <= base + 5 for a, b in near)
 
     left, base = min(corners, key=passing)
     return round(left, 1), round(base, 1)
