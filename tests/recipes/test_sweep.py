@@ -12,7 +12,7 @@ import pytest
 
 from dlrnn.recipes import changed_path, chosen, run_config, run_path
 from dlrnn.recipes.catalogue import get
-from dlrnn.recipes.sweep import sweep
+from dlrnn.recipes.sweep import Job, Wanted, _command, sweep
 from dlrnn.train import RunFolder, with_overrides
 
 STEPS = ["--steps", "3"]
@@ -88,16 +88,25 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     log = broken.with_suffix(".log")
     assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on from step 3, {log}"
     assert RunFolder.open(broken).result["steps"] == 3
-    for path in (broken / "result.json", *broken.glob("step-*")):
-        path.unlink()
-    sweep(["table1/cummax/dlr-1"], **options)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"table1/cummax/dlr-1, seed 0: begins, {log}", "a folder is no checkpoint"
-    assert RunFolder.open(broken).result["steps"] == 3
-    (broken / "config.json").unlink()
-    (row,) = sweep(["table1/cummax/dlr-1"], **options)
-    assert row["status"] == "broken"
-    assert " seed 0: begins, " in capsys.readouterr().err, "nobody goes on without a configuration"
+
+
+def test_only_what_has_a_checkpoint_goes_on(tmp_path):
+    recipe = get("table1/cumsum/dlr-1")
+    config = run_config(recipe, "tiny", 0)
+    run = Wanted(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
+
+    def starts():
+        return Job(run, _command(run, ["--scale", "tiny"])).starts
+
+    assert starts() == "begins"
+    run.path.mkdir(parents=True)
+    (run.path / "config.json").write_text(config.to_json())
+    assert starts() == "begins", "a folder is no checkpoint"
+    for step in (5, 12000):
+        (run.path / f"step-{step:09d}.safetensors").touch()
+    assert starts() == "goes on from step 12000"
+    (run.path / "config.json").unlink()
+    assert starts() == "begins", "and is refused: the folder is not empty"
 
 
 def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):
