@@ -81,6 +81,7 @@ def test_an_operation_that_cannot_is_named(before):
     assert mode() == before
 
 
+@pytest.mark.filterwarnings("ignore:.*defaults to a non-deterministic algorithm:UserWarning")
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_run_has_the_mode_from_its_first_step_to_its_end(wanted, before, tmp_path, monkeypatch):
     own, seen = TrainingStep.__call__, set()
