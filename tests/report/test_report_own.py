@@ -190,6 +190,8 @@ def test_what_was_not_as_in_the_recipe_stands_in_its_cell():
     told = 'lr 0.002 (0.0008), task.settings.folder null (data/x), model.x {"a": 1, "b": 2} (3)'
     seeds = cell_of(made_up.record(differs=f"steps 5 (6), {told}")).ours["R2"]
     assert settings_text(seeds) == "other lr, folder, x"
+    alone = cell_of(made_up.record(differs="steps 5 (6), model.precision bf16 (fp32)")).ours["R2"]
+    assert settings_text(alone) == "precision bf16"
     assert settings_text(cell_of(made_up.record()).ours["R2"]) == ""
 
 
