@@ -96,14 +96,6 @@ def test_what_cannot_be(arguments, sentence, unchecked):
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Without the shape checker that only tests install: what a user sees."""
-    import jaxtyping
-
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def test_incompatible_sizes_are_the_mixers_own_sentence():
     config = ModelConfig("attention", d_model=12)
     with pytest.raises(ValueError, match=r"^d_model must be a multiple of 2 \* heads"):
@@ -120,6 +112,7 @@ def test_every_name_is_a_mixer(name):
 MY_LAYER = """
 import torch
 from torch import nn
+from dlrnn.nn import DLR
 
 class MyLayer(nn.Module):
     def __init__(self, d_model, *, width=3, **more):
@@ -139,6 +132,15 @@ class TooShort(MyLayer):
 class Pair(MyLayer):
     def forward(self, x):
         return x, x
+
+class Scaled(DLR):
+    def __init__(self, *arguments, scale=2.0, **options):
+        super().__init__(*arguments, **{"d_state": 6, **options})
+        self.scale = scale
+
+    def forward(self, *arguments, **options):
+        y = super().forward(*arguments, **options)
+        return (self.scale * y[0], y[1]) if isinstance(y, tuple) else self.scale * y
 """
 
 
@@ -167,6 +169,22 @@ def test_a_sink_of_options_does_not_swallow_a_misspelt_one(my_package):
     sentence = "^the mixer 'my_package.MyLayer' has no option 'widht': did you mean 'width'"
     with pytest.raises(ValueError, match=sentence):
         ModelConfig("my_package.MyLayer", {"widht": 5}).make_mixer()
+
+
+def test_what_a_derived_mixer_passes_on_is_known(my_package):
+    """`*arguments, **options`, in its constructor and in its forward."""
+    with pytest.raises(ValueError, match="has no option 'd_stat': did you mean 'd_state'"):
+        ModelConfig("my_package.Scaled", {"d_stat": 4}).make_mixer()
+    with pytest.raises(ValueError, match="d_model is set for the model, not in mixer_options"):
+        ModelConfig("my_package.Scaled", {"d_model": 4}).make_mixer()
+    made = ModelConfig("my_package.Scaled", {"d_state": 4, "scale": 3.0}, d_model=8).make_mixer()
+    assert (made.d_model, made.d_state, made.scale) == (8, 4, 3.0)
+    model = build_model(ModelConfig("my_package.Scaled", d_model=8), d_input=3, d_output=2)
+    x = torch.randn(2, 9, 3)
+    whole = model(x)
+    first, state = model(x[:, :5], return_state=True)
+    torch.testing.assert_close(first, whole[:, :5])
+    torch.testing.assert_close(model(x[:, 5:], state=state, return_state=True)[0], whole[:, 5:])
 
 
 def test_what_ones_own_mixer_cannot_do_is_a_sentence(my_package):

@@ -38,6 +38,12 @@ for path, config, sharded in json.loads(sys.argv[1]):
     how = {"device": "cpu", "show": False, "writer": "none", "sharded": sharded}
     if "plain" in path:
         plain.PLAIN, how["until_plain"] = {1: (-9.0, 9.0)}, True
+    if path.endswith("without a part"):
+        try:
+            train(path, config, **how)
+        except ValueError as error:
+            (pathlib.Path(path) / f"said-{rank}").write_text(str(error))
+        continue
     if not path.endswith("asked to stop"):
         train(path, config, **how)
         continue
@@ -54,6 +60,18 @@ for path, config, sharded in json.loads(sys.argv[1]):
 """
 
 
+IDLE = """
+import torch
+from dlrnn.nn import DLR
+
+class Idle(DLR):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.idle, self.other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+        self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+"""
+
+
 def in_two_processes(folder, runs):
     """One run (name, configuration or None to go on with it, sharded) after the other: to start
     processes takes longer than a run.
@@ -62,6 +80,7 @@ def in_two_processes(folder, runs):
     the cause is open): such an end, and nothing else, is tried again.
     """
     (folder / "script.py").write_text(SCRIPT)
+    (folder / "idle_mixer.py").write_text(IDLE)
     asked = [(str(folder / name), config and config.to_json(), how) for name, config, how in runs]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *torchrun, str(folder / "script.py"), json.dumps(asked)]
@@ -141,7 +160,12 @@ def test_two_processes_against_one(tmp_path):
     for how in (False, True):  # a signal to one of them ends both at their next record
         begun += [(f"{how} undisturbed", few, how), (f"{how} asked to stop", few, how)]
     never = replace(shards, log_every=100, eval_every=3)
-    in_two_processes(tmp_path, [*begun, ("plain, asked to stop", never, False)])
+    begun.append(("plain, asked to stop", never, False))
+    idle = replace(shards, model=replace(shards.model, mixer="idle_mixer.Idle"))
+    in_two_processes(tmp_path, [*begun, ("without a part", idle, False)])
+    said = [(tmp_path / "without a part" / f"said-{rank}").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith("blocks.0.mixer.idle and 1 more had no part in the loss, and with")
     assert (
         json.loads((tmp_path / "plain, asked to stop" / "result.json").read_text())["steps"] == 12
     )

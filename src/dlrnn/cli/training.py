@@ -134,7 +134,7 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     recipe = recipes.get(given.recipe)
     own = recipes.scaled(recipe, given.scale)
     config = overridden(own, given.overrides)
-    if note := _not_inherited(own, config):
+    if speaks() and (note := _not_inherited(own, config)):
         print(note, file=sys.stderr)
     return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
 

@@ -97,10 +97,25 @@ def mixer_class(name: str) -> type[nn.Module]:
     return cast("type[nn.Module]", found)
 
 
+def named_parameters(owner: type[nn.Module], method: str) -> list[inspect.Parameter]:
+    """Of a method those with a name and, where it passes `**others` on, of its base classes'."""
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found: dict[str, inspect.Parameter] = {}
+    for each in owner.__mro__[: owner.__mro__.index(nn.Module)]:
+        if method not in vars(each):
+            continue
+        _, *every = inspect.signature(vars(each)[method]).parameters.values()
+        for parameter in every:
+            if parameter.kind in single:
+                found.setdefault(parameter.name, parameter)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in every):
+            break
+    return sorted(found.values(), key=lambda parameter: parameter.kind)  # the first is given first
+
+
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
     """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
-    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    every = [p for p in inspect.signature(mixer).parameters.values() if p.kind in single]
+    every = named_parameters(mixer, "__init__")
     require(bool(every), f"the mixer {name!r} must take d_model first, and it takes nothing")
     d_model, *known = every
     for option in options:
@@ -108,7 +123,8 @@ def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -
         if option not in (names := [p.name for p in known]):
             advice = _advice(option, names)
             raise ValueError(f"the mixer {name!r} has no option {option!r}: {advice}")
-    for parameter in known:
+    own = inspect.signature(mixer).parameters  # to a base class it may give what that needs
+    for parameter in (each for each in known if each.name in own):
         given = parameter.name in options or parameter.default is not parameter.empty
         require(given, f"the mixer {name!r} needs the option {parameter.name} in mixer_options")
 

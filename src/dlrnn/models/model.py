@@ -1,12 +1,11 @@
 """Encoder, blocks, decoder: from a sequence to numbers at every position, or once."""
 
-import inspect
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dlrnn.models.config import ModelConfig, Norm, Pooling
+from dlrnn.models.config import ModelConfig, Norm, Pooling, named_parameters
 from dlrnn.nn.ends import SumNorm, ThinLinear
 from dlrnn.nn.inputs import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
@@ -21,7 +20,7 @@ class Block(nn.Module):
     def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
         super().__init__()
         self.mixer, self.norm, self.pre = mixer, SumNorm(d_model), norm == "pre"
-        self._takes = frozenset(inspect.signature(mixer.forward).parameters)
+        self._takes = {parameter.name for parameter in named_parameters(type(mixer), "forward")}
 
     def forward(
         self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None

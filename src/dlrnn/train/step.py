@@ -126,6 +126,8 @@ class TrainingStep:
                     part = self.task.loss(output, batch, totals)
                     self.fabric.backward(part * world)  # DDP takes the mean over processes
                 loss += part.detach()
+        if world > 1 and not is_sharded(self.fabric):
+            self._require_gradients()
         gradients = [share(p.grad) for p in self._parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         if is_sharded(self.fabric):
@@ -142,6 +144,18 @@ class TrainingStep:
                 buffer.copy_(self.fabric.all_reduce(buffer.clone(), reduce_op="mean"))  # type: ignore[arg-type]
         self.loss_sum += loss
         self.index += 1
+
+    def _require_gradients(self) -> None:
+        """DDP waits for each of them, and would stop in its own words at the next step."""
+        if all(p.grad is not None or not p.requires_grad for p in self._parameters):
+            return
+        every = self.model.named_parameters()
+        idle = [_own_name(n) for n, p in every if p.grad is None and p.requires_grad]
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        raise ValueError(
+            f"{idle[0]}{more} had no part in the loss, and with several processes all must:"
+            " use it, leave it out, freeze it (requires_grad_(False)), or train in one process"
+        )
 
     def _totals(self, batches: list[Batch]) -> Tensor:
         """Of the whole batch: the losses of all parts, on all processes, add up."""
@@ -183,7 +197,7 @@ class TrainingStep:
         if step < 0:
             return
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
-        name = names[int(self.bad_parameter)].split("module.")[-1]
+        name = _own_name(names[int(self.bad_parameter)])
         raise FloatingPointError(
             f"step {step + 1}: the gradient of {name} is not finite, and no checkpoint is of it:"
             " begin a new run with a smaller --lr, or with --clip 1"
@@ -198,6 +212,11 @@ class TrainingStep:
                 group["lr"].fill_(group["full_lr"] * rate)
             else:
                 group["lr"] = group["full_lr"] * rate
+
+
+def _own_name(name: str) -> str:
+    """Of a parameter, without those of its wrappers."""
+    return name.rpartition("module.")[2]
 
 
 def _generator(device: torch.device) -> torch.Generator:
