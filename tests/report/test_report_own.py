@@ -118,7 +118,9 @@ def test_what_was_cut_is_judged_if_it_has_reached_the_paper(recipe, metric, valu
         records.append(replace(record, metric="train_loss", value=value - 0.17))
     table = make_tables([Results("ours", records)])[int(recipe[5]) - 1]
     assert table.cells[recipe].verdict == verdict
-    assert counts(table)[2:5] == ((1, 1, 0) if verdict else (0, 0, 1))
+    found = counts(table)
+    assert (found.near, found.better) == (verdict == "near", verdict == "better")
+    assert (found.worse_at_the_end, found.cut) == (0, verdict is None)
     not_tested = replace(record, metric="accuracy", split="validation", value=100.0)
     listops = replace(not_tested, recipe="table3/listops-subtrees/dlr")
     cell = make_tables([Results("ours", [listops])])[2].cells[listops.recipe]
@@ -214,8 +216,8 @@ def test_the_last_evaluation_stands_beside_the_best():
         "",
         "0.420 at the end",
     ]
-    assert counts(table)[:4] == (66, 2, 2, 1)
-    told = "2 of them as in the paper, or better (1 by their last evaluation instead of the best)"
+    assert counts(table)[:6] == (66, 2, 2, 0, 0, 1)
+    told = "cells measured: 2 as in the paper; 1 worse by their last evaluation instead of the best"
     assert told in count_text(table)
     assert "| 0.510 | ≈ −0.010 | 0.420 | 40000 of 40000 |" in markdown(results)
     assert "at the last evaluation 0.420" in dialog(table, table.cells[cummax], results)
@@ -271,15 +273,22 @@ def test_a_variant_tells_its_size(variant):
     assert made_up.record(variant="my.Layer").is_comparable
 
 
+def test_what_is_better_is_not_told_as_what_is_the_same():
+    values = {"shift": 0.99, "cumsum": 0.2, "reverse": 0.9, "solve": 0.01, "sort": 0.5}
+    records = [made_up.record(f"table1/{task}/dlr-1", value=v) for task, v in values.items()]
+    table = make_tables([Results("ours", records)])[0]
+    assert count_text(table) == "5 of 66 cells measured: 2 as in the paper, 2 better, 1 worse."
+
+
 def test_what_was_cut_or_stopped_is_counted():
     names = [f"table1/{task}/dlr-1" for task in ("shift", "cumsum", "cummax")]
     changes = [{}, {"steps": 5000}, {"steps": 20000, "stopped": STOPPED, "value": 0.52}]
     records = [made_up.record(n, **c) for n, c in zip(names, changes, strict=True)]
     table = make_tables([Results("ours", records)])[0]
-    assert counts(table) == (66, 3, 2, 2, 1, 1)
+    assert counts(table) == (66, 3, 2, 0, 0, 0, 1, 1)
     assert count_text(table) == (
-        "3 of 66 cells measured; 2 of them as in the paper, or better; 1 cut short of the paper's"
-        " steps, and not judged; 1 stopped early, plainly at 0 or 1."
+        "3 of 66 cells measured: 2 as in the paper; 1 cut short of the paper's steps, and not"
+        " judged; 1 stopped early, plainly at 0 or 1."
     )
     text = markdown([Results("ours", records)])
     rows = [line for line in text.splitlines() if line.startswith("| ") and " of 40000" in line]

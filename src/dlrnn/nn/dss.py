@@ -27,7 +27,7 @@ class DSS(StateSpace):
         dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
         frequency_step: `Im Lambda_n = frequency_step n` at initialisation. The authors' program has
-            pi, which made the paper's numbers; the paper's text says 2 pi.
+            pi, the paper's text 2 pi.
         glu: the linear map makes 2 H channels and a GLU halves them.
         activation: "gelu", "silu", "relu" or "identity".
         dropout: probability, after the activation.

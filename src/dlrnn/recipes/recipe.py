@@ -31,9 +31,13 @@ class Recipe:
     note: str = ""
 
 
+DSS_NOTE = "Lambda starts at the authors' program's frequencies, pi n; the paper's text has 2 pi n"
+
+
 def recipe(name: str, config: RunConfig, paper: dict[str, float], *notes: str) -> Recipe:
     """A recipe with its estimated cost; notes that are "" are left out."""
-    return Recipe(name, config, paper, minutes(config), "; ".join(filter(None, notes)))
+    every = (*notes, DSS_NOTE if config.model.mixer == "dss" else "")
+    return Recipe(name, config, paper, minutes(config), "; ".join(filter(None, every)))
 
 
 def as_in_paper(metric: str, value: float) -> float:

@@ -4,12 +4,13 @@ Expect (percent): DLR 85.7 of the sub-trees, where local attention has 94.0; mac
 76.3 at 128, 256 and 512 pixels, above DSS-exp, and above local attention at 128.
 Hardware: the paper's was one 3090 (ListOps, 128), three (256) and seven V100s (512). On one H200
 DLR takes about 1.1 hours for ListOps-SubTrees and 0.5, 3 and 6 for 128, 256 and 512; DSS-exp a
-fifth longer, local attention 26 and 66 hours in fp32 (estimates: cost.py).
+fifth longer, local attention 26 and 53 hours in fp32 (estimates: cost.py; its own: measured).
 
 The sets must be there: `dlrnn data build listops-subtrees`, `dlrnn data build
 pathfinder-segmentation --resolution 128` and so on. Everywhere: GLU, no dropout, warm-up and
-cosine, an evaluation each of the paper's epochs. DSS-exp and local attention have no table of
-hyper-parameters in the paper: the rates and the bounds of dt are the authors', the rest is DLR's.
+cosine (512: a constant rate), an evaluation each of the paper's epochs. DSS-exp and local attention
+have no table of hyper-parameters in the paper: the rates and the bounds of dt are the authors', the
+rest is DLR's.
 """
 
 import math

@@ -220,8 +220,10 @@ class Counts(NamedTuple):
 
     cells: int
     measured: int
-    near_or_better: int
-    at_the_end: int  # near or better by the last evaluation, not the best
+    near: int
+    better: int
+    worse: int
+    worse_at_the_end: int  # by the last evaluation, not the best
     cut: int  # fewer steps than the paper's, or other sizes: not judged
     stopped: int  # early, at 0 or 1
 
@@ -230,11 +232,21 @@ def counts(table: Table) -> Counts:
     """How much of a table there is, and how good it is."""
     verdicts = [cell.verdict for cell in table.grid]
     good = [cell for cell in table.grid if cell.verdict in ("near", "better")]
-    at_the_end = sum(all(map(cell.is_good_at_the_end, cell.metrics)) for cell in good)
+    fell = sum(not all(map(cell.is_good_at_the_end, cell.metrics)) for cell in good)
+    worse = verdicts.count("worse")
     ours = [[r for seeds in cell.ours.values() for r in seeds.counted] for cell in table.grid]
     cut = sum(
         verdict is None and any(r.is_cut or r.size != FULL for r in records)
         for verdict, records in zip(verdicts, ours, strict=True)
     )
     stopped = sum(any(record.stopped for record in records) for records in ours)
-    return Counts(len(verdicts), sum(map(bool, ours)), len(good), at_the_end, cut, stopped)
+    return Counts(
+        cells=len(verdicts),
+        measured=sum(map(bool, ours)),
+        near=verdicts.count("near"),
+        better=verdicts.count("better"),
+        worse=worse,
+        worse_at_the_end=worse + fell,
+        cut=cut,
+        stopped=stopped,
+    )

@@ -22,7 +22,8 @@ A cell that was not run says so: no number is taken from the paper into our colu
 makes pages of the same, with curves and commands. "As in the paper" (≈) is within .03 (R2, loss) or
 1.5 points (percent); a run with fewer steps than the paper's says how many, and its difference has
 no mark (≈ ▲ ▼) unless it stopped where it was plainly at 0 or 1, or has reached the paper's number
-all the same (if that is not about 0). A run in bf16 is validated in bf16, and tested in fp32.
+all the same (if that is not about 0). A run in bf16 is validated in bf16, and tested in fp32. Where
+all runs depart from the paper's text: [reproduction.md](reproduction.md).
 
 ![Table 1, the paper's numbers and ours](pictures/table1.png)
 """

@@ -76,7 +76,7 @@ def _own(tables: Sequence[Table]) -> Html | None:
 def _card(table: Table) -> Html:
     found = counts(table)
     share = 100 * found.measured / max(1, found.cells)
-    right = 100 * found.near_or_better / max(1, found.cells)
+    right = 100 * (found.near + found.better) / max(1, found.cells)
     bar = tag(
         "svg",
         tag("rect", width=100, height=6, class_="all"),

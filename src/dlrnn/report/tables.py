@@ -68,12 +68,11 @@ def count_text(table: Table) -> str:
                 f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
             )
         return f"Not run: none of {found.cells} cells has been measured yet."
-    parts = [
-        f"{found.measured} of {found.cells} cells measured",
-        f"{found.near_or_better} of them as in the paper, or better",
-    ]
-    if found.at_the_end < found.near_or_better:
-        parts[-1] += f" ({found.at_the_end} by their last evaluation instead of the best)"
+    judged = {"as in the paper": found.near, "better": found.better, "worse": found.worse}
+    told = ", ".join(f"{many} {how}" for how, many in judged.items() if many)
+    parts = [f"{found.measured} of {found.cells} cells measured" + (f": {told}" if told else "")]
+    if found.worse_at_the_end > found.worse:
+        parts.append(f"{found.worse_at_the_end} worse by their last evaluation instead of the best")
     if found.cut:
         parts.append(f"{found.cut} cut short of the paper's steps, and not judged")
     if found.stopped:
