@@ -1,8 +1,10 @@
+import builtins
 import importlib
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -386,6 +388,31 @@ def test_nobody_reads(arguments):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_factor_is_for_all_sizes(capsys):
+    assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
+    assert "--factor is for --all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_an_interrupt_is_what_it_was_when_torch_is_there(before, monkeypatch):
+    """While it is imported, one that is not ignored ends the process."""
+    found = []
+    first, own = signal.signal(signal.SIGINT, before), builtins.__import__
+
+    def seen(name, *arguments):
+        if name == "torch" and not found:
+            found.append(signal.getsignal(signal.SIGINT))
+        return own(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", seen)
+    try:
+        assert main(["tasks", "--json"]) == 0
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, first)
+    assert (signal.SIG_DFL in found) == (before is signal.default_int_handler)
+
+
 def test_another_pipe_breaks(monkeypatch, capsys):
     """Of a worker: that is worth a sentence."""
 
@@ -483,5 +510,6 @@ def test_bench_at_the_paper_s_sizes(what, capsys):
     for row in cases:
         assert row["torch"] > 0
         assert row["torch error"] < 1e-5
+        assert not {"goal", "authors"} & row.keys()  # of other sizes
     assert main(command) == 0
     assert "ceiling" in capsys.readouterr().out

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 from support import DEVICE
 
-from dlrnn import examine
+from dlrnn import examine, recipes
 from dlrnn.cli import main
 from dlrnn.examine import _curves, _images
 from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
@@ -30,6 +31,70 @@ def done(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"
     assert train(path) == 0
     return path
+
+
+MINE = """
+import torch
+
+class Narrow(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.map = torch.nn.Linear(d_model - 1, d_model)
+
+    def forward(self, x):
+        return self.map(x)
+
+class Lost(Narrow):
+    def forward(self, x):
+        return {}["nothing"]
+
+class Unmade(Narrow):
+    def __init__(self, d_model):
+        raise TypeError("I cannot be")
+
+class Demanding(Narrow):
+    def forward(self, x, lengths):
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("mixer", "status", "said"),
+    [
+        ("Narrow", 1, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("Lost", 1, "KeyError: 'nothing' (mine.py, line 14)"),
+        ("Unmade", 2, "the mixer 'mine.Unmade' cannot be made: I cannot be (mine.py, line 18)"),
+        ("Demanding", 2, "a mixer may be given x alone: make it Demanding.forward(self, x, *, "),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_a_mistake_in_ones_own_mixer_is_told_with_its_line(
+    mixer, status, said, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert train(tmp_path / "run", "--model.mixer", f"mine.{mixer}") == status
+    [line] = [each for each in capsys.readouterr().err.splitlines() if "dlrnn train: " in each]
+    assert line.startswith(f"dlrnn train: {said}")
+    assert mixer != "Narrow" or line.endswith(" (mine.py, line 10)")
+
+
+def test_a_mistake_of_ours_is_a_traceback(monkeypatch):
+    monkeypatch.setattr(recipes, "get", None)
+    with pytest.raises(TypeError):
+        main(["train", "table1/shift/dlr-1"])
+
+
+def test_another_task_does_not_inherit_settings(tmp_path, capsys):
+    assert train(tmp_path / "run", "--task.name", "cumsum", "--task.settings.length", "16") == 0
+    note = "note: cumsum does not inherit the settings of shift (length, copies); --task.settings."
+    assert note in capsys.readouterr().err
+
+
+def test_several_machines_need_torchrun(tmp_path, capsys):
+    said = sentence(capsys, "train", "table1/shift/dlr-1", "--nodes", "2", "--out", f"{tmp_path}/a")
+    assert said.startswith("dlrnn train: several machines need torchrun on each of them")
 
 
 def sentence(capsys, *arguments):
@@ -76,7 +141,7 @@ def test_an_own_mixer(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr()
     assert "R2" in told.out
     assert (
-        "readers_package.MyLayer does not inherit the options of dlr (d_state, dt_min, dt_max)"
+        "readers_package.MyLayer does not inherit the settings of dlr (d_state, dt_min, dt_max)"
         in told.err
     )
 

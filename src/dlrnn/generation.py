@@ -33,8 +33,6 @@ def write(
     """
     from tokenizers.decoders import DecodeStream
 
-    if (Path(run) / "model.safetensors").is_file():
-        raise ValueError(f"{run} is an exported model; name the run that it was made from")
     config = RunFolder.open(run).config
     if not isinstance(config.model, LanguageConfig):
         raise ValueError(f"{run} is no language model: it was trained on {config.task.name}")

@@ -86,6 +86,19 @@ def test_two_workers_write_the_same(whole, tmp_path):
     assert seen == sorted(seen)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_workers_do_not_hear_a_terminal():
+    heard = []
+
+    class Process:
+        def start(self):
+            heard.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    build._start(Process())
+    assert signal.SIGINT in heard[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_building_again_changes_nothing(copy):
     before = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
     build_set(WITH_DUPLICATES, copy)

@@ -190,7 +190,9 @@ def test_a_run_describes_a_language_model(config):
 
 def test_a_vocabulary_that_is_too_small(config, tmp_path):
     small = replace(config, model=replace(SMALL, vocabulary=31))
-    with pytest.raises(ValueError, match="has 32 tokens, more than the model's vocabulary, 31"):
+    with pytest.raises(
+        ValueError, match=r"has 32 tokens, more than .* 31: say --model\.vocabulary 32"
+    ):
         train(tmp_path / "run", small, **QUIET)
     assert not (tmp_path / "run").exists()
 
@@ -262,6 +264,8 @@ def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tiny_tokenizer()
     with pytest.raises(ValueError, match="model is an exported model; name the run that it was"):
         write(tmp_path / "model", "a")
+    assert main(["eval", str(tmp_path / "model")]) == 2
+    assert "model is an exported model; name the run" in capsys.readouterr().err
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| metric | loss |" in card
     assert '"name": "pg19"' in card

@@ -392,6 +392,8 @@ def test_bf16_runs(tmp_path):
 class Exploding(nn.Module):
     """A mixer whose gradient is not finite from its third forward on."""
 
+    from_call = 3
+
     def __init__(self, d_model):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d_model))
@@ -399,7 +401,7 @@ class Exploding(nn.Module):
 
     def forward(self, x):
         self.calls += 1
-        return x * self.weight * (math.inf if self.calls > 2 else 1)
+        return x * self.weight * (math.inf if self.calls >= self.from_call else 1)
 
 
 def test_nan_names_the_parameter_and_the_step(tmp_path, monkeypatch):
@@ -413,6 +415,9 @@ def test_nan_names_the_parameter_and_the_step(tmp_path, monkeypatch):
     with pytest.raises(FloatingPointError, match=r"step 3: the gradient of .*weight is not finite"):
         train(tmp_path / "run", run, **QUIET)
     assert [p.name for p in checkpoints(tmp_path / "run")] == ["step-000000002.safetensors"]
+    monkeypatch.setattr(Exploding, "from_call", 1)
+    with pytest.raises(FloatingPointError, match=r"step 1: .*finite, before anything was learnt"):
+        train(tmp_path / "at once", run, **QUIET)
 
 
 # ---------------------------------------------------------------------------------- configuration

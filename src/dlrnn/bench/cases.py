@@ -44,10 +44,11 @@ class Case(NamedTuple):
     authors: float | None = None
 
     def smaller(self, factor: int) -> "Case":
-        """The same at a fraction of its length and states."""
+        """The same at a fraction of its length and states, of which nothing is known."""
         sizes = {name: max(2, getattr(self, name) // factor) for name in ("states", "length")}
         kernel = max(2, self.kernel // factor)
-        return self._replace(**sizes, kernel=kernel, batch=min(self.batch, 2))
+        batch = min(self.batch, 2)
+        return self._replace(**sizes, kernel=kernel, batch=batch, goal=None, authors=None)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import argparse
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
-from dlrnn.cli.shared import speaks
+from dlrnn.cli.shared import own_line, speaks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.overrides = rest
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
+    _import_torch()
     try:
         status: int = given.run(given)
         print(end="", flush=True)
@@ -31,19 +34,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if speaks():
             print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:
+        told = isinstance(error, ValueError | OSError | ArithmeticError | RuntimeError)
+        where = "" if isinstance(error, OSError) else own_line(error)
+        if not told and not where:
+            raise  # a mistake of ours
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 1
         said = str(error).partition("\n")[0] or type(error).__name__
+        if where and not isinstance(error, ValueError):
+            said = ": ".join(dict.fromkeys((type(error).__name__, said)))
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"
         if isinstance(error, NotADirectoryError):
             said = f"{error.filename}: there is a file where a folder was expected"
         if isinstance(error, FileExistsError):
             said = f"{error.filename} is a file; a folder was expected"
-        print(f"dlrnn {given.command}: {said}", file=sys.stderr)
+        print(f"dlrnn {given.command}: {said}{where}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
     return status
+
+
+def _import_torch() -> None:
+    """Nearly every command does, and no library stands a KeyboardInterrupt in its imports: until
+    they are done Ctrl-C ends the process at once.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored
+    if not usual or threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _nobody_reads() -> bool:

@@ -63,6 +63,8 @@ def _bench_layer(given: argparse.Namespace) -> int:
         from dlrnn.bench.cases import bench_cases
 
         return _print_cases(given, bench_cases)
+    if given.factor > 1:
+        raise ValueError("--factor is for --all; here --length and --d-state say the sizes")
     sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
     result = bench_layer(device=resolve(given.device), **sizes)
     if given.json:

@@ -85,6 +85,8 @@ def _report(given: argparse.Namespace) -> int:
     results, notes = _all_results(given)
     written, said = [], [problem for one in results for problem in one.problems]
     if given.markdown is not None:
+        if given.markdown.is_dir():
+            raise ValueError(f"{given.markdown} is a folder; --markdown names a file")
         picture = given.markdown.parent / "pictures" / "table1.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         write_whole(picture, table1_png(results))

@@ -3,6 +3,9 @@
 import argparse
 import json
 import os
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -50,6 +53,22 @@ def resolve(device: str | None) -> str:
 def speaks() -> bool:
     """One process of several, for all."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
+
+
+def own_line(error: BaseException) -> str:
+    """The last line of somebody's own code on the way to an error, or to its cause, in brackets.
+
+    "" if there is none: what is installed is nobody's own, nor is this package.
+    """
+    paths = sysconfig.get_paths()
+    installed = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    others = (*installed, str(Path(__file__).parents[1]), "<")
+    for each in (error, error.__cause__):
+        frames = traceback.extract_tb(each.__traceback__ if each is not None else None)
+        for frame in reversed(frames):
+            if not frame.filename.startswith(others):
+                return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 def print_json(value: Any) -> int:

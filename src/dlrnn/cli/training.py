@@ -140,15 +140,21 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
 
 
 def _not_inherited(own: "RunConfig", config: "RunConfig") -> str:
-    """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`."""
-    before, mixer = own.model, config.model.mixer
-    options = getattr(before, "mixer_options", {})
-    if mixer == before.mixer or not options:
-        return ""
-    return (
-        f"note: {mixer} does not inherit the options of {before.mixer} ({', '.join(options)});"
-        " --model.mixer_options.NAME VALUE sets its own"
+    """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`;
+    another task with its own, which are the paper's sizes.
+    """
+    options = getattr(own.model, "mixer_options", {})
+    changes = (
+        (own.model.mixer, config.model.mixer, options, "model.mixer_options"),
+        (own.task.name, config.task.name, own.task.settings, "task.settings"),
     )
+    notes = [
+        f"note: {after} does not inherit the settings of {before} ({', '.join(known)});"
+        f" --{where}.NAME VALUE sets its own"
+        for before, after, known, where in changes
+        if before != after and known
+    ]
+    return "\n".join(notes)
 
 
 def _eval(given: argparse.Namespace) -> int:
@@ -187,7 +193,8 @@ def _recipes(given: argparse.Namespace) -> int:
             ours = recorded.get(name) or None
             rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
     if not any(recorded.values()):
-        print("dlrnn recipes: nothing is recorded in results/: ours is empty", file=sys.stderr)
+        nothing = "nothing is recorded in results/ that is as in a recipe: ours is empty"
+        print(f"dlrnn recipes: {nothing}", file=sys.stderr)
     if given.json:
         return print_json(rows)
     about = f"yours and their status from {given.out}/{given.scale}/"

@@ -20,7 +20,12 @@ class Block(nn.Module):
     def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
         super().__init__()
         self.mixer, self.norm, self.pre = mixer, SumNorm(d_model), norm == "pre"
-        self._takes = {parameter.name for parameter in named_parameters(type(mixer), "forward")}
+        every = named_parameters(type(mixer), "forward")
+        self._takes = {each.name for each in every}
+        x = [each for each in every if each.kind is each.POSITIONAL_OR_KEYWORD][:1]
+        for each in every:
+            given = each in x or each.default is not each.empty
+            require(given, f"a mixer may be given x alone: {self._better(each.name)}")
 
     def forward(
         self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None
@@ -53,9 +58,11 @@ class Block(nn.Module):
 
     def _lacks(self, name: str) -> str:
         kind = type(self.mixer).__name__
-        needs = f"{kind}.forward(self, x, *, {name}=None)"
         why = " for sequences that are padded" if name == "lengths" else ""
-        return f"the mixer {kind} cannot do this: it takes no {name}=; make it {needs}{why}"
+        return f"the mixer {kind} cannot do this: it takes no {name}=; {self._better(name)}{why}"
+
+    def _better(self, name: str) -> str:
+        return f"make it {type(self.mixer).__name__}.forward(self, x, *, {name}=None)"
 
     def initial_state(self, batch_size: int) -> Any:
         """The mixer's, before the first position."""

@@ -10,9 +10,11 @@ import io
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +327,7 @@ def _made(
         for _ in range(workers):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(spec, there), daemon=True)
-            process.start()
+            _start(process)
             there.close()  # so that the end of a worker is seen as the end of its pipe
             processes.append(process)
             at_work[here] = next(queue)
@@ -351,9 +353,19 @@ def _made(
             process.join()
 
 
+def _start(process: BaseProcess) -> None:
+    """A terminal's Ctrl-C goes to all processes: the worker never hears it, and is ended by us."""
+    block = {signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, block)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, block)
+
+
 def _work(spec: Spec, pipe: Connection) -> None:
     """Make shards until the other end of the pipe is gone."""
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             shard = pipe.recv()
             try:

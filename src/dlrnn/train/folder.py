@@ -27,6 +27,7 @@ from dlrnn._version import __version__
 from dlrnn.train.config import RunConfig, from_json
 
 CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
+EXPORTED = "model.safetensors"
 RECORDS, TIMING, LOCK = "records.jsonl", "timing.jsonl", "lock"
 
 
@@ -89,6 +90,8 @@ class RunFolder:
             raise ValueError(
                 f"{path} is not the folder of a run: it has no {CONFIG}{there or beside}"
             )
+        if (path / EXPORTED).is_file():
+            raise ValueError(f"{path} is an exported model; name the run that it was made from")
         return cls(path)
 
     def note_environment(self, *, anew: bool) -> None:

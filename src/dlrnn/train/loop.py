@@ -140,7 +140,8 @@ def _check_vocabulary(config: RunConfig, task: Task) -> None:
     tokens = task.vocabulary or 0
     if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
         less = f"the model's vocabulary, {config.model.vocabulary}"
-        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}")
+        advice = f"--model.vocabulary {tokens}"
+        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}: say {advice}")
 
 
 class _Run:

@@ -35,6 +35,8 @@ def make_fabric(
     one = [where.index] if where.type == "cuda" and ":" in device and here == 1 else here
     how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
     machines = max(1, all_of_them // here) if nodes is None else nodes
+    if machines > 1 and "WORLD_SIZE" not in os.environ:
+        raise ValueError("several machines need torchrun on each of them: torchrun --nnodes 2 ...")
     # Buffers are averaged after each step (step.py): DDP would send them in a forward, which a
     # process without a batch to evaluate never makes.
     strategy: Any = "auto"

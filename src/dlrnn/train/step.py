@@ -198,10 +198,10 @@ class TrainingStep:
             return
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
         name = _own_name(names[int(self.bad_parameter)])
-        raise FloatingPointError(
-            f"step {step + 1}: the gradient of {name} is not finite, and no checkpoint is of it:"
-            " begin a new run with a smaller --lr, or with --clip 1"
-        )
+        advice = "and no checkpoint is of it: begin a new run with a smaller --lr, or with --clip 1"
+        if step == 0:
+            advice = "before anything was learnt: the model gives it from its first parameters"
+        raise FloatingPointError(f"step {step + 1}: the gradient of {name} is not finite, {advice}")
 
     def _set_rate(self, step: int) -> None:
         if self.config.schedule == "constant" and step > self.config.warmup and self._warm:
