@@ -54,13 +54,13 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     assert (row.recipe, row.paper, row.seeds, row.status) == (SHIFT, {"R2": 1.0}, 2, "done")
     results = [RunFolder(tmp_path / "tiny" / SHIFT / f"seed-{k}").result for k in (0, 1)]
     values = [result["best"] for result in results]
-    assert row.ours["R2"] == pytest.approx(sum(values) / 2)
+    assert row.yours["R2"] == pytest.approx(sum(values) / 2)
     assert row.spread["R2"] == pytest.approx(abs(values[0] - values[1]))
     text = (tmp_path / "tiny" / "table1.md").read_text()
-    ours, spread = round(row.ours["R2"], 3), round(row.spread["R2"], 3)
-    assert f"| {SHIFT} | R2 | 1 | {ours:g} | 2 | {spread:g} | done |" in text
+    yours, spread = round(row.yours["R2"], 3), round(row.spread["R2"], 3)
+    assert f"| {SHIFT} | R2 | 1 | {yours:g} | 2 | {spread:g} | done |" in text
     assert f"| {MAX} | R2 | 1 | - | 0 | - | not run |" in text
-    assert f"| shift | 1 / {ours:g} | 0.99 / - |" in text
+    assert f"| shift | 1 / {yours:g} | 0.99 / - |" in text
     assert len(calls) == 2
     assert run(tmp_path, "shift/dlr-1", seeds=(0, 1)) == [row]
     assert len(calls) == 2
@@ -104,7 +104,7 @@ def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     assert test.pop("step") == RunFolder(folder).result["best_step"]
     assert test == by_hand
     assert test != scores(model, task, held_out(task, config, "validation", torch.device("cpu")))
-    assert row.ours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}
+    assert row.yours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}
     assert row.paper == {"macro_f1": 96.8, "macro_accuracy": 97.7}
     assert "| 96.8 / 97.7 |" in (tmp_path / "tiny" / "table3.md").read_text()
     (folder / "test.json").unlink()
@@ -124,7 +124,7 @@ def test_a_broken_run_is_reported_and_the_others_are_trained(tmp_path, few_steps
     found = {row.recipe.split("/")[1]: row for row in rows}
     assert sorted(found) == ["cummax", "cumsum", "shift"]
     problem = "broken: step 3: the gradient of W is not finite"
-    assert (found["shift"].status, found["shift"].ours) == (problem, {})
+    assert (found["shift"].status, found["shift"].yours) == (problem, {})
     assert found["cummax"].status == found["cumsum"].status == "done"
     assert problem in (tmp_path / "tiny" / "table1.md").read_text()
 
@@ -138,7 +138,7 @@ def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps
     before = sorted(path.parent.iterdir())
     [row] = run(tmp_path, "shift/dlr-1")
     assert "is not of this recipe: its model.mixer_options.d_state is 99, not 128" in row.status
-    assert row.ours == {}
+    assert row.yours == {}
     assert "not of this recipe" in status_of(recipes.get(SHIFT), tmp_path, "tiny")
     assert sorted(path.parent.iterdir()) == before
 
@@ -240,4 +240,4 @@ def test_seeds_in_different_states_are_told_apart():
     found = {0: Outcome("done", {"R2": 0.5}), 1: Outcome("300 of 40000 steps")}
     row = make_row(recipes.get(SHIFT), found)
     assert row.status == "seed 1: 300 of 40000 steps"
-    assert (row.ours, row.seeds, row.spread) == ({"R2": 0.5}, 1, {})
+    assert (row.yours, row.seeds, row.spread) == ({"R2": 0.5}, 1, {})

@@ -241,7 +241,7 @@ def _reproduce(given: argparse.Namespace) -> int:
         {
             "recipe": row.recipe,
             "paper": numbers(row.paper),
-            "ours": numbers(row.ours) or None,
+            "yours": numbers(row.yours) or None,
             "seeds": row.seeds,
             "spread": numbers(row.spread) or None,
             "status": row.status,

@@ -92,7 +92,7 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
             "name": recipe.name,
             "metric": " / ".join(recipe.paper),
             "paper": numbers(row.paper),
-            "yours": numbers(row.ours) or None,
+            "yours": numbers(row.yours) or None,
             "status": row.status,
             "minutes": max(1, round(recipe.cost)),
         }

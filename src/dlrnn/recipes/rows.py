@@ -18,7 +18,7 @@ class Row:
 
     recipe: str
     paper: dict[str, float]
-    ours: dict[str, float]
+    yours: dict[str, float]
     seeds: int
     spread: dict[str, float]
     status: str
@@ -28,9 +28,9 @@ def make_row(recipe: Recipe, found: Mapping[int, Outcome]) -> Row:
     """From the outcomes of its seeds."""
     scores = [each.scores for each in found.values() if each.scores is not None]
     values = {name: [one[name] for one in scores] for name in recipe.paper if scores}
-    ours = {name: mean(of_seeds) for name, of_seeds in values.items()}
+    yours = {name: mean(of_seeds) for name, of_seeds in values.items()}
     spread = {name: max(v) - min(v) for name, v in values.items() if len(scores) > 1}
-    return Row(recipe.name, recipe.paper, ours, len(scores), spread, _status(found))
+    return Row(recipe.name, recipe.paper, yours, len(scores), spread, _status(found))
 
 
 def _status(found: Mapping[int, Outcome]) -> str:
@@ -47,7 +47,7 @@ def markdown(table: str, scale: Scale, rows: Sequence[Row]) -> str:
     lines = [
         f"# {table}, {scale}",
         "",
-        "R2 and losses as they are, accuracies and F1 in percent. Ours is the mean over the seeds"
+        "R2 and losses as they are, accuracies and F1 in percent. Yours is the mean over the seeds"
         " that are done, the spread their largest less their smallest.",
         "",
     ]
@@ -56,23 +56,23 @@ def markdown(table: str, scale: Scale, rows: Sequence[Row]) -> str:
         lines += [f"{scale.capitalize()} runs have {less}: they show what works, no more.", ""]
     if all(len(row.paper) == 1 for row in rows):
         lines += _grid(rows)
-    head = ("recipe", "metric", "paper", "ours", "seeds", "spread", "status")
+    head = ("recipe", "metric", "paper", "yours", "seeds", "spread", "status")
     return "\n".join(lines + _lines(head, [_cells(row) for row in rows]))
 
 
 def _grid(rows: Sequence[Row]) -> list[str]:
     tasks, models = (dict.fromkeys(row.recipe.split("/")[k] for row in rows) for k in (1, 2))
     table = rows[0].recipe.split("/")[0]
-    cells = {row.recipe: f"{numbers(row.paper)} / {numbers(row.ours) or '-'}" for row in rows}
+    cells = {row.recipe: f"{numbers(row.paper)} / {numbers(row.yours) or '-'}" for row in rows}
     body = [(task, *(cells.get(f"{table}/{task}/{m}", "") for m in models)) for task in tasks]
-    return _lines(("paper / ours", *models), body)
+    return _lines(("paper / yours", *models), body)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    ours, spread = numbers(row.ours) or "-", numbers(row.spread) or "-"
+    yours, spread = numbers(row.yours) or "-", numbers(row.spread) or "-"
     status = row.status.replace("|", "\\|")
     name, metric = row.recipe, " / ".join(row.paper)
-    return name, metric, numbers(row.paper), ours, str(row.seeds), spread, status
+    return name, metric, numbers(row.paper), yours, str(row.seeds), spread, status
 
 
 def _lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
