@@ -141,6 +141,25 @@ class Scaled(DLR):
     def forward(self, *arguments, **options):
         y = super().forward(*arguments, **options)
         return (self.scale * y[0], y[1]) if isinstance(y, tuple) else self.scale * y
+
+class Masked(MyLayer):
+    def forward(self, u, mask, lengths=None):
+        return super().forward(u)
+
+class Renamed(Masked):
+    def __init__(self, channels, **options):
+        super().__init__(channels, **options)
+
+    def forward(self, v, **options):
+        return super().forward(v, mask=None, **options)
+
+class Assigned(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.forward = self.fast
+
+    def fast(self, x, lengths=None):
+        return x
 """
 
 
@@ -175,8 +194,16 @@ def test_what_a_derived_mixer_passes_on_is_known(my_package):
     """`*arguments, **options`, in its constructor and in its forward."""
     with pytest.raises(ValueError, match="has no option 'd_stat': did you mean 'd_state'"):
         ModelConfig("my_package.Scaled", {"d_stat": 4}).make_mixer()
-    with pytest.raises(ValueError, match="d_model is set for the model, not in mixer_options"):
-        ModelConfig("my_package.Scaled", {"d_model": 4}).make_mixer()
+    for name, sentence in (
+        ("Scaled", "d_model is set for the model, not in mixer_options"),
+        ("Renamed", "has no option 'd_model': it can be width"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ModelConfig(f"my_package.{name}", {"d_model": 4}).make_mixer()
+    lengths = torch.tensor([9, 4])
+    for name in ("Renamed", "Assigned"):
+        model = build_model(ModelConfig(f"my_package.{name}", d_model=8), d_input=3, d_output=2)
+        assert model(torch.randn(2, 9, 3), lengths).shape == (2, 9, 2)
     made = ModelConfig("my_package.Scaled", {"d_state": 4, "scale": 3.0}, d_model=8).make_mixer()
     assert (made.d_model, made.d_state, made.scale) == (8, 4, 3.0)
     model = build_model(ModelConfig("my_package.Scaled", d_model=8), d_input=3, d_output=2)

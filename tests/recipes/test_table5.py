@@ -99,6 +99,6 @@ def test_all_of_it_in_small(tmp_path, monkeypatch):
     for only in ("dlr-16-post", "attention-1-pre"):
         [row] = reproduce("table5", only=only, **options)
         assert row.status == "done"
-        assert 0 < row.ours["loss"] < 2 * math.log(32)
+        assert 0 < row.yours["loss"] < 2 * math.log(32)
     text = (tmp_path / "runs" / "tiny" / "table5.md").read_text()
     assert "| table5/pg19/dlr-16-post | train_loss / loss | 2.7 / 2.86 | " in text

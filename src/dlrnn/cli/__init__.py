@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.overrides = rest
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
-    _import_torch()
     try:
+        _import_torch()
         status: int = given.run(given)
         print(end="", flush=True)
     except KeyboardInterrupt:
@@ -36,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         told = isinstance(error, ValueError | OSError | ArithmeticError | RuntimeError)
-        where = "" if isinstance(error, OSError) else own_line(error)
+        where = own_line(error)
         if not told and not where:
             raise  # a mistake of ours
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 1
         said = str(error).partition("\n")[0] or type(error).__name__
-        if where and not isinstance(error, ValueError):
+        if where and not isinstance(error, ValueError | OSError):
             said = ": ".join(dict.fromkeys((type(error).__name__, said)))
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _import_torch() -> None:
-    """Nearly every command does, and no library stands a KeyboardInterrupt in its imports: until
-    they are done Ctrl-C ends the process at once.
+    """Nearly every command does, and it does not stand a KeyboardInterrupt meanwhile: until it is
+    there Ctrl-C ends the process at once, unless somebody else decided what it does.
     """
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -60,15 +60,20 @@ def own_line(error: BaseException) -> str:
 
     "" if there is none: what is installed is nobody's own, nor is this package.
     """
-    paths = sysconfig.get_paths()
-    installed = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    others = (*installed, str(Path(__file__).parents[1]), "<")
     for each in (error, error.__cause__):
         frames = traceback.extract_tb(each.__traceback__ if each is not None else None)
         for frame in reversed(frames):
-            if not frame.filename.startswith(others):
+            if _is_own(frame.filename):
                 return f" ({Path(frame.filename).name}, line {frame.lineno})"
     return ""
+
+
+def _is_own(file: str) -> bool:
+    path, installed = Path(file), {"site-packages", "dist-packages"}
+    others = (sysconfig.get_path("stdlib"), Path(__file__).parents[1])
+    made = file.startswith("<") or "torchinductor_" in file  # by a program
+    elsewhere = any(path.is_relative_to(each) for each in others)
+    return not (made or elsewhere or installed & set(path.parts))
 
 
 def print_json(value: Any) -> int:

@@ -1,6 +1,7 @@
 """What a network is made of, checked before anything is built."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -97,34 +98,45 @@ def mixer_class(name: str) -> type[nn.Module]:
     return cast("type[nn.Module]", found)
 
 
-def named_parameters(owner: type[nn.Module], method: str) -> list[inspect.Parameter]:
-    """Of a method those with a name and, where it passes `**others` on, of its base classes'."""
+def own_arguments(call: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those that have a name."""
     single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found: dict[str, inspect.Parameter] = {}
+    return [each for each in inspect.signature(call).parameters.values() if each.kind in single]
+
+
+def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Parameter]:
+    """Named ones of the methods to which a class hands its `**others`, without each one's first
+    (x, d_model), which is given.
+    """
+    found: list[inspect.Parameter] = []
     for each in owner.__mro__[: owner.__mro__.index(nn.Module)]:
-        if method not in vars(each):
+        function = vars(each).get(method)
+        if function is None:
             continue
-        _, *every = inspect.signature(vars(each)[method]).parameters.values()
-        for parameter in every:
-            if parameter.kind in single:
-                found.setdefault(parameter.name, parameter)
+        if not inspect.isfunction(function):
+            break
+        every = list(inspect.signature(function).parameters.values())
+        named = own_arguments(function)[1:]  # without self
+        found += named[1:] if named and named[0].kind is named[0].POSITIONAL_OR_KEYWORD else named
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in every):
             break
-    return sorted(found.values(), key=lambda parameter: parameter.kind)  # the first is given first
+    return found
 
 
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
     """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
-    every = named_parameters(mixer, "__init__")
-    require(bool(every), f"the mixer {name!r} must take d_model first, and it takes nothing")
-    d_model, *known = every
+    own, inherited = own_arguments(mixer), inherited_arguments(mixer, "__init__")
+    sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
+    require(bool(own or inherited), sentence)
+    is_first = bool(own) and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
+    d_model, needed = (own[0].name, own[1:]) if is_first else ("d_model", own)
+    names = list(dict.fromkeys(each.name for each in (*needed, *inherited)))
     for option in options:
-        require(option != d_model.name, f"{option} is set for the model, not in mixer_options")
-        if option not in (names := [p.name for p in known]):
+        require(option != d_model, f"{option} is set for the model, not in mixer_options")
+        if option not in names:
             advice = _advice(option, names)
             raise ValueError(f"the mixer {name!r} has no option {option!r}: {advice}")
-    own = inspect.signature(mixer).parameters  # to a base class it may give what that needs
-    for parameter in (each for each in known if each.name in own):
+    for parameter in needed:  # a base class may be given what it needs by this one
         given = parameter.name in options or parameter.default is not parameter.empty
         require(given, f"the mixer {name!r} needs the option {parameter.name} in mixer_options")
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dlrnn.models.config import ModelConfig, Norm, Pooling, named_parameters
+from dlrnn.models.config import ModelConfig, Norm, Pooling, inherited_arguments, own_arguments
 from dlrnn.nn.ends import SumNorm, ThinLinear
 from dlrnn.nn.inputs import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
@@ -20,12 +20,12 @@ class Block(nn.Module):
     def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
         super().__init__()
         self.mixer, self.norm, self.pre = mixer, SumNorm(d_model), norm == "pre"
-        every = named_parameters(type(mixer), "forward")
-        self._takes = {each.name for each in every}
-        x = [each for each in every if each.kind is each.POSITIONAL_OR_KEYWORD][:1]
-        for each in every:
-            given = each in x or each.default is not each.empty
-            require(given, f"a mixer may be given x alone: {self._better(each.name)}")
+        own = own_arguments(mixer.forward)
+        inherited = inherited_arguments(type(mixer), "forward")
+        self._takes = {each.name for each in (*own, *inherited)}
+        for each in own[1:]:
+            sentence = f"{type(mixer).__name__}.forward needs {each.name}, and may be given x alone"
+            require(each.default is not each.empty, f"{sentence}: {self._better(each.name)}")
 
     def forward(
         self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None

@@ -4,7 +4,7 @@ Expect (percent): DLR 85.7 of the sub-trees, where local attention has 94.0; mac
 76.3 at 128, 256 and 512 pixels, above DSS-exp, and above local attention at 128.
 Hardware: the paper's was one 3090 (ListOps, 128), three (256) and seven V100s (512). On one H200
 DLR takes about 1.1 hours for ListOps-SubTrees and 0.5, 3 and 6 for 128, 256 and 512; DSS-exp a
-fifth longer, local attention 26 and 53 hours in fp32 (estimates: cost.py; its own: measured).
+fifth longer (estimates: cost.py); local attention, as its steps were measured in fp32, 26 and 53.
 
 The sets must be there: `dlrnn data build listops-subtrees`, `dlrnn data build
 pathfinder-segmentation --resolution 128` and so on. Everywhere: GLU, no dropout, warm-up and

@@ -73,11 +73,11 @@ def state_text(seeds: Seeds) -> str:
 
 def settings_text(seeds: Seeds) -> str:
     """What was not as in the recipe: "precision bf16"; "other lr, warmup", values in its dialog."""
-    found = re.findall(r"(?:^|, )([\w.]+) (.*?) \(", seeds.counted[0].settings)
-    names = [name.rpartition(".")[2] for name, _ in found]
-    if len(found) == 1:
-        return f"{names[0]} {found[0][1]}"
-    return f"other {', '.join(names)}" if names else ""
+    settings = seeds.counted[0].settings
+    if alone := re.fullmatch(r"(?:\w+\.)*(\w+ [\w.+-]+) \([\w.+-]+\)", settings):
+        return alone[1]
+    names = re.findall(r"(?:^|, )([\w.]+) ", settings)
+    return f"other {', '.join(name.rpartition('.')[2] for name in names)}" if names else ""
 
 
 def seeds_text(seeds: Seeds) -> str:

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -355,12 +355,12 @@ def _made(
 
 def _start(process: BaseProcess) -> None:
     """A terminal's Ctrl-C goes to all processes: the worker never hears it, and is ended by us."""
-    block = {signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, block)
+    resource_tracker.ensure_running()  # else the first start does, and unblocks what we block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, block)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(spec: Spec, pipe: Connection) -> None:

@@ -24,10 +24,10 @@ import torch
 
 from dlrnn._disk import lock, write_whole
 from dlrnn._version import __version__
+from dlrnn.models.pretrained import WEIGHTS
 from dlrnn.train.config import RunConfig, from_json
 
 CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
-EXPORTED = "model.safetensors"
 RECORDS, TIMING, LOCK = "records.jsonl", "timing.jsonl", "lock"
 
 
@@ -90,7 +90,7 @@ class RunFolder:
             raise ValueError(
                 f"{path} is not the folder of a run: it has no {CONFIG}{there or beside}"
             )
-        if (path / EXPORTED).is_file():
+        if (path / WEIGHTS).is_file():
             raise ValueError(f"{path} is an exported model; name the run that it was made from")
         return cls(path)
 

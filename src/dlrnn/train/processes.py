@@ -26,6 +26,7 @@ def make_fabric(
 ) -> "Fabric":
     """Processes and precision; several processes are DDP or, sharded, FSDP."""
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # advice to lose precision
@@ -35,8 +36,6 @@ def make_fabric(
     one = [where.index] if where.type == "cuda" and ":" in device and here == 1 else here
     how: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
     machines = max(1, all_of_them // here) if nodes is None else nodes
-    if machines > 1 and "WORLD_SIZE" not in os.environ:
-        raise ValueError("several machines need torchrun on each of them: torchrun --nnodes 2 ...")
     # Buffers are averaged after each step (step.py): DDP would send them in a forward, which a
     # process without a batch to evaluate never makes.
     strategy: Any = "auto"
@@ -48,13 +47,19 @@ def make_fabric(
         if here * machines == 1:
             raise ValueError("--sharded needs several processes: say --devices, or use torchrun")
         strategy = sharded_strategy(here * machines)
-    return Fabric(
+    fabric = Fabric(
         accelerator=where.type,
         devices=one,
         num_nodes=machines,
         strategy=strategy,
         precision=how[precision],
     )
+    around = getattr(fabric.strategy, "cluster_environment", None)
+    alone = isinstance(around, LightningEnvironment) and not os.environ.get("NODE_RANK")
+    if machines > 1 and alone:
+        each = f"torchrun --nnodes {machines} ..., or srun"  # else the first waits for the others
+        raise ValueError(f"several machines need somebody who starts them all: {each}")
+    return fabric
 
 
 def _buffers_in_forward() -> str:

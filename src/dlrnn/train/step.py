@@ -215,8 +215,8 @@ class TrainingStep:
 
 
 def _own_name(name: str) -> str:
-    """Of a parameter, without those of its wrappers."""
-    return name.rpartition("module.")[2]
+    """Of a parameter, without those of Fabric's and DDP's wrappers."""
+    return name.removeprefix("_forward_module.").removeprefix("module.")
 
 
 def _generator(device: torch.device) -> torch.Generator:
