@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
@@ -64,7 +65,7 @@ def _import_torch() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        import torch  # noqa: F401
+        import_module("torch")
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

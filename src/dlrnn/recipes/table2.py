@@ -2,7 +2,7 @@
 
 Expect: DLR and SGConv (N or d = 4096) fall from .8 to .9 at length 16384 to .2 at a million, and
 DLR-prod stays at .98 up to 262144 and gets .78 at a million; .22 is the copy that is not
-shifted, 8/36. DLR-R fails at 256 already: its lambdas begin equal, dt_min = dt_max.
+shifted, 8/36. DLR-R fails at 256 already (by dt_min = dt_max its lambdas begin equal).
 Hardware: the paper's was one 3090. On one H200, 86000 steps of DLR take about 1 minute at 16384,
 8 at 262144 and 32 at a million; DSS-exp three times as long (estimates: cost.py).
 
