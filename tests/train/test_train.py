@@ -28,6 +28,7 @@ from dlrnn.train import (
     RunFolder,
     TaskConfig,
     from_json,
+    interrupt,
     loop,
     make_model,
     plain,
@@ -232,15 +233,19 @@ def test_data_that_is_missing_ends_a_run_before_it_begins(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_between_checkpoints_it_goes_on_where_it_was(tmp_path, monkeypatch, number):
-    """After the step, wherever that is; the end is the same, weights and records."""
+    """After the step, wherever that is; the end is the same, weights and records.
+
+    Also if the signal comes twice, the second time in the midst of the step: as from `timeout`.
+    """
     train(tmp_path / "whole", config(), **QUIET)
     step, made = TrainingStep.__call__, []
 
     def signalled(self, k, batches):
-        step(self, k, batches)
-        made.append(k)
         if k == 6:  # neither logged nor a checkpoint, and the loss before it is not, either
             os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        step(self, k, batches)
+        made.append(k)
 
     monkeypatch.setattr(TrainingStep, "__call__", signalled)
     before = signal.getsignal(number)
@@ -260,6 +265,25 @@ def test_interrupted_between_checkpoints_it_goes_on_where_it_was(tmp_path, monke
     assert all(torch.equal(one[name], other[name]) for name in one)
     records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "run")]
     assert records[0] == records[1]
+
+
+def test_asked_again_it_stops_at_once(tmp_path, monkeypatch):
+    """Later, that is, in the midst of a step that takes too long."""
+    step, made = TrainingStep.__call__, []
+
+    def signalled(self, k, batches):
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupt.ONE_WISH = -1.0
+        os.kill(os.getpid(), signal.SIGINT)
+        made.append(k)
+        step(self, k, batches)
+
+    monkeypatch.setattr(interrupt, "ONE_WISH", interrupt.ONE_WISH)
+    monkeypatch.setattr(TrainingStep, "__call__", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", config(), **QUIET)
+    assert not made
+    assert not checkpoints(tmp_path / "run")
 
 
 def test_accumulation_is_the_whole_batch(tmp_path):

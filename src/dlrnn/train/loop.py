@@ -236,8 +236,7 @@ class _Run:
         ended = any(step == done for step, _ in self.judged) and self._is_plain(done)
         batches = prefetched(self.step, done, done if ended else config.steps)
         alone, stops = self.fabric.world_size == 1, False
-        # of several each may have it from a terminal, and from who started them
-        with self.progress, asked_to_stop(times=1 if alone else 2) as asked:
+        with self.progress, asked_to_stop() as asked:
             for done, parts in enumerate(batches, start=self.start + 1):
                 with _divergence(done):
                     self.step(done - 1, parts)
@@ -278,7 +277,7 @@ class _Run:
             raise KeyboardInterrupt
         return result
 
-    def _somebody(self, asked: list[int]) -> bool:
+    def _somebody(self, asked: list[float]) -> bool:
         """One process was asked, so all of them were."""
         if self.fabric.world_size == 1:
             return bool(asked)
