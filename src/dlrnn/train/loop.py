@@ -39,15 +39,13 @@ from dlrnn.train.interrupt import asked_to_stop
 from dlrnn.train.model import make_model
 from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.processes import make_fabric
-from dlrnn.train.progress import Shown, Silent, Writer, tensorboard, wandb
+from dlrnn.train.progress import Shown, Silent
 from dlrnn.train.sharded import is_sharded
 from dlrnn.train.step import TrainingStep, make_optimizer, part_of_batch, prefetched
+from dlrnn.train.writers import check_writer, open_writer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-WRITERS = ("tensorboard", "wandb", "none")
 
 
 def train(
@@ -71,8 +69,7 @@ def train(
     metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
-    if writer not in WRITERS:
-        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    check_writer(writer)
     if config is None:
         folder = RunFolder.open(path)
     else:
@@ -184,7 +181,7 @@ class _Run:
         self.progress.say(f"run: {folder.path}")
         for problem in self.problems:
             self.progress.say(f"{problem}; going on from an older one")
-        self.writer = _writer(writer, folder.path, self.start) if self.leads else None
+        self.writer = open_writer(writer, folder.path, self.start) if self.leads else None
         if self.writer is not None:
             stack.callback(self.writer.close)
 
@@ -389,11 +386,3 @@ def _divergence(step: int) -> Iterator[None]:
             f"step {step}: the run has diverged ({error}), and no checkpoint is of it: begin a new"
             " run with a smaller --lr, or with --clip 1"
         ) from error
-
-
-def _writer(name: str, folder: Path, start: int) -> Writer | None:
-    if name == "tensorboard":
-        return tensorboard(folder, start)
-    if name == "wandb":
-        return wandb(folder)
-    return None

@@ -1,24 +1,12 @@
-"""What a person sees of a run: a bar in a terminal, plain lines elsewhere, and TensorBoard."""
+"""What a person sees of a run: a bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """Anything that keeps scalars by step."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """One value."""
-
-    def close(self) -> None:
-        """No more."""
 
 
 class Silent:
@@ -92,35 +80,3 @@ class Shown(Silent):
     def say(self, text: str) -> None:
         """A line above the bar."""
         self.console.print(text)
-
-
-def tensorboard(folder: Path, start: int) -> Writer:
-    """Event files beside the records; what a killed run wrote after `start` is shown no more."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-    return writer
-
-
-def wandb(folder: Path) -> Writer:
-    """Weights & Biases, when asked for and installed."""
-    try:
-        import wandb as service
-    except ImportError:
-        raise ValueError("W&B was asked for and is not installed: pip install wandb") from None
-    run = service.init(dir=str(folder), name=str(folder), config=_config(folder))
-
-    class Sent:
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            run.log({tag: scalar_value}, step=global_step)
-
-        def close(self) -> None:
-            run.finish()
-
-    return Sent()
-
-
-def _config(folder: Path) -> Any:
-    import json
-
-    return json.loads((folder / "config.json").read_text())

@@ -1,0 +1,122 @@
+"""Scalars in TensorBoard and in W&B, of a run that was stopped and went on, too."""
+
+import importlib
+import json
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrnn.models import ModelConfig
+from dlrnn.train import RunConfig, TaskConfig, train
+from dlrnn.train.step import TrainingStep
+
+CONFIG = RunConfig(
+    task=TaskConfig("cumsum", {"length": 8}),
+    model=ModelConfig("dlr", {"d_state": 4}, d_model=8),
+    steps=12,
+    batch_size=2,
+    log_every=2,
+    eval_every=6,
+    eval_batches=1,
+    checkpoint_every=4,
+)
+SERVICE = """
+import json
+from pathlib import Path
+
+class Run:
+    def __init__(self, **about):
+        self.path = Path(about["dir"]) / "sent.jsonl"
+        self.log({key: about[key] for key in ("id", "resume", "name")}, 0)
+
+    def log(self, values, step):
+        with open(self.path, "a") as file:
+            print(json.dumps([step, values]), file=file)
+
+    def finish(self):
+        self.log("finished", None)
+
+def init(**about):
+    return Run(**about)
+"""
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """A wandb that keeps what it is sent; its file, to be written anew."""
+    place = tmp_path / "installed" / "wandb"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text(SERVICE)
+    monkeypatch.syspath_prepend(place.parent)
+    yield place / "__init__.py"
+    sys.modules.pop("wandb", None)
+
+
+def in_two_parts(path, writer, monkeypatch):
+    """Killed after step 7, that is: what it wrote after the checkpoint of step 4 comes again."""
+    own = TrainingStep.__call__
+
+    def killed(self, step, batches):
+        own(self, step, batches)
+        if step == 6:
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", killed)
+        with pytest.raises(MemoryError):
+            train(path, CONFIG, device="cpu", show=False, writer=writer)
+    train(path, device="cpu", show=False, writer=writer)
+
+
+def recorded(path, split, name):
+    """Values by step, as the run's own records have them."""
+    lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if line["split"] == split}
+
+
+def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    in_two_parts(path, "tensorboard", monkeypatch)
+    events = EventAccumulator(str(path / "tensorboard")).Reload()
+    for tag in ("loss/train", "lr/train", "R2/validation", "loss/validation"):
+        name, _, split = tag.partition("/")
+        found = [(each.step, each.value) for each in events.Scalars(tag)]
+        assert found == [(k, pytest.approx(v)) for k, v in recorded(path, split, name).items()]
+    assert list(recorded(path, "train", "loss")) == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.usefixtures("service")
+def test_wandb_goes_on_with_its_run(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    in_two_parts(path, "wandb", monkeypatch)
+    sent = [json.loads(line) for line in (path / "sent.jsonl").read_text().splitlines()]
+    begun = [values for step, values in sent if step == 0]
+    assert len(begun) == 2
+    assert begun[0] == begun[1]
+    assert begun[0] == {"id": begun[0]["id"], "resume": "allow", "name": str(path)}
+    assert len(begun[0]["id"]) == 8
+    assert sent[-1] == [None, "finished"]
+    losses = {k: v["loss/train"] for k, v in sent if k and "loss/train" in v}
+    assert losses == recorded(path, "train", "loss")
+    scores = {k: v["R2/validation"] for k, v in sent if k and "R2/validation" in v}
+    assert scores == recorded(path, "validation", "R2")
+
+
+def test_wandb_that_is_not_there_makes_no_folder(tmp_path, monkeypatch):
+    """Nor is it there where its files lie in the folder from which one trains."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for folder in (None, "wandb"):
+        if folder:
+            (tmp_path / folder).mkdir()
+        importlib.invalidate_caches()
+        with pytest.raises(ValueError, match="W&B was asked for and is not installed"):
+            train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="wandb")
+        assert not (tmp_path / "run").exists()
+
+
+def test_what_wandb_refuses_is_a_sentence(tmp_path, service):
+    service.write_text("def init(**about):\n    raise Exception('no key')\n")
+    with pytest.raises(ValueError, match=r"^W&B: no key"):
+        train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="wandb")
+    train(tmp_path / "run", device="cpu", show=False, writer="none")
