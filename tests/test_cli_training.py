@@ -151,6 +151,9 @@ def test_wrong_settings(tmp_path, capsys):
     for wrong, said in (
         (["--stepps", "3"], "there is no setting --stepps: did you mean --steps?"),
         (["--modle.mixer", "dss"], "no setting --modle.mixer: did you mean --model.mixer?"),
+        (["--d_state", "8"], "no setting --d_state: did you mean --model.mixer_options.d_state?"),
+        (["--model.glu", "true"], "--model.glu: did you mean --model.mixer_options.glu?"),
+        (["--length", "8"], "no setting --length: did you mean --task.settings.length?"),
         (["--steps", "few"], "train: --steps takes a whole number, not 'few'"),
         (["--steps=1.5"], "train: --steps takes a whole number, not '1.5'"),
         (["--steps", "--lr", "1"], "train: --steps takes a whole number, and nothing was given"),

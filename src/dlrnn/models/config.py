@@ -67,6 +67,10 @@ class ModelConfig:
         _check_options(self.mixer, found, self.mixer_options)
         return found
 
+    def possible_options(self) -> list[str]:
+        """Names that mixer_options may have; of somebody's own mixer they are not known here."""
+        return _arguments(mixer_class(self.mixer))[2] if self.mixer in MIXERS else []
+
     def make_mixer(self) -> nn.Module:
         """One mixer, freshly initialised; what it refuses is its own sentence."""
         mixer = self.check_mixer()
@@ -123,14 +127,19 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
     return found
 
 
+def _arguments(mixer: type[nn.Module]) -> tuple[str, list[inspect.Parameter], list[str]]:
+    """What d_model is called; the class's own others; their names, and inherited ones."""
+    own, inherited = own_arguments(mixer), inherited_arguments(mixer, "__init__")
+    is_first = bool(own) and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
+    d_model, others = (own[0].name, own[1:]) if is_first else ("d_model", own)
+    return d_model, others, list(dict.fromkeys(each.name for each in (*others, *inherited)))
+
+
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
     """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
-    own, inherited = own_arguments(mixer), inherited_arguments(mixer, "__init__")
-    sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
-    require(bool(own or inherited), sentence)
-    is_first = bool(own) and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
-    d_model, needed = (own[0].name, own[1:]) if is_first else ("d_model", own)
-    names = list(dict.fromkeys(each.name for each in (*needed, *inherited)))
+    takes = own_arguments(mixer) or inherited_arguments(mixer, "__init__")
+    require(bool(takes), f"the mixer {name!r} must take d_model first, and it takes nothing")
+    d_model, needed, names = _arguments(mixer)
     for option in options:
         require(option != d_model, f"{option} is set for the model, not in mixer_options")
         if option not in names:

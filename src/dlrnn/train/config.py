@@ -149,7 +149,10 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
     Another mixer, or another task, does not inherit the options of the one that it replaces.
     """
     defaults, model = asdict(config), type(config.model)
-    _check_names(arguments, list(_names(defaults)))
+    known = list(_names(defaults))
+    if isinstance(config.model, ModelConfig):
+        known += [f"model.mixer_options.{name}" for name in config.model.possible_options()]
+    _check_names(arguments, known)
     with _one_sentence():
         parser = _parser(model, deepcopy(defaults))
         values = parser.parse_args(list(arguments))
@@ -199,7 +202,9 @@ def _check_names(arguments: Sequence[str], known: list[str]) -> None:
         free = name.startswith(("model.mixer_options.", "task.settings."))
         if not argument.startswith("--") or free or name in known:
             continue
-        near = get_close_matches(name, known, n=1)
+        last = name.rpartition(".")[2]
+        near = [each for each in known if each.rpartition(".")[2] == last]
+        near = near or get_close_matches(name, known, n=1)
         advice = (
             f"did you mean --{near[0]}?"
             if near
