@@ -12,7 +12,7 @@ from dlrnn import recipes
 from dlrnn.cli import main
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
-from dlrnn.report.cells import dialog, fall_text, settings_text, state_text
+from dlrnn.report.cells import dialog, fall_text, seeds_text, settings_text, state_text
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.origin import origin_of
@@ -52,9 +52,12 @@ def test_seeds_and_spread():
     assert cell.ours["R2"].mean == pytest.approx(0.6)
     assert cell.ours["R2"].spread == pytest.approx(0.2)
     assert cell.verdict == "worse"
+    assert seeds_text(cell.ours["R2"]) == "2 seeds, 0.500 to 0.700"
+    assert seeds_text(cell_of(records[0]).ours["R2"]) == ""
     records.append(made_up.record(seed=2, value=None))
     cell = make_tables([Results("ours", records)])[0].cells["table1/shift/dlr-1"]
     assert cell.ours["R2"].mean is None, "one that diverged is not averaged away"
+    assert seeds_text(cell.ours["R2"]) == "3 seeds"
 
 
 @pytest.mark.parametrize(

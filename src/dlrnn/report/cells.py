@@ -81,8 +81,13 @@ def settings_text(seeds: Seeds) -> str:
 
 
 def seeds_text(seeds: Seeds) -> str:
-    """Of how many it is the mean; "" of one."""
-    return f"{len(seeds.counted)} seeds" if len(seeds.counted) > 1 else ""
+    """Of what it is the mean: "2 seeds, 0.144 to 0.332"; "" of one."""
+    count = f"{len(seeds.counted)} seeds" if len(seeds.counted) > 1 else ""
+    if seeds.spread is None:
+        return count
+    values = [record.value for record in seeds.counted if record.value is not None]
+    low, high = (number(seeds.metric, value) for value in (min(values), max(values)))
+    return f"{count}, {low} to {high}"
 
 
 def fall_text(seeds: Seeds) -> str:
