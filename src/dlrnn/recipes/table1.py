@@ -89,7 +89,7 @@ MIPS_NOTE = (
     " the samples an epoch, which may mean more steps than the table says: these are the table's"
 )
 NOTES = {
-    "select-fixed/dlr-1": "the stated rate gave .75 here, not the paper's .97:"
+    "select-fixed/dlr-1": "the stated rate gave .75 and .67 here, not the paper's .97:"
     " table1/select-fixed/dlr-1-works does what the paper reports",
     "select-fixed/dlr-1-works": "not the stated rate, 1e-4, but one that reaches the paper's"
     " value: 4e-5",
