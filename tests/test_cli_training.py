@@ -153,6 +153,7 @@ def test_wrong_settings(tmp_path, capsys):
         (["--modle.mixer", "dss"], "no setting --modle.mixer: did you mean --model.mixer?"),
         (["--d_state", "8"], "no setting --d_state: did you mean --model.mixer_options.d_state?"),
         (["--model.glu", "true"], "--model.glu: did you mean --model.mixer_options.glu?"),
+        (["--bidirectionl", "1"], "did you mean --model.mixer_options.bidirectional?"),
         (["--length", "8"], "no setting --length: did you mean --task.settings.length?"),
         (["--steps", "few"], "train: --steps takes a whole number, not 'few'"),
         (["--steps=1.5"], "train: --steps takes a whole number, not '1.5'"),

@@ -26,7 +26,7 @@ own, rank = TrainingStep.__call__, int(os.environ["RANK"])
 def asked_in_step_7(self, step, batches):
     own(self, step, batches)
     if step == 7 and rank == 1:
-        for _ in range(2):  # as from a terminal, and from torchrun
+        for _ in range(2):  # as from `timeout`
             os.kill(os.getpid(), signal.SIGTERM)
 
 def slowly(*arguments):

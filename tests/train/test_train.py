@@ -267,23 +267,59 @@ def test_interrupted_between_checkpoints_it_goes_on_where_it_was(tmp_path, monke
     assert records[0] == records[1]
 
 
-def test_asked_again_it_stops_at_once(tmp_path, monkeypatch):
-    """Later, that is, in the midst of a step that takes too long."""
-    step, made = TrainingStep.__call__, []
+@pytest.mark.parametrize(
+    ("number", "after", "at_once"),
+    [(signal.SIGINT, 1.9, False), (signal.SIGINT, 2.1, True), (signal.SIGTERM, 60.0, False)],
+)
+def test_asked_again(tmp_path, monkeypatch, number, after, at_once):
+    """In the midst of a step: soon it is one wish; later, by Ctrl-C, the step has no end."""
+    step, made, times = TrainingStep.__call__, [], [0.0, after]
 
     def signalled(self, k, batches):
-        os.kill(os.getpid(), signal.SIGINT)
-        interrupt.ONE_WISH = -1.0
-        os.kill(os.getpid(), signal.SIGINT)
-        made.append(k)
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
         step(self, k, batches)
+        made.append(k)
 
-    monkeypatch.setattr(interrupt, "ONE_WISH", interrupt.ONE_WISH)
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: times.pop(0))
     monkeypatch.setattr(TrainingStep, "__call__", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
-    assert not made
-    assert not checkpoints(tmp_path / "run")
+    assert len(made) == len(checkpoints(tmp_path / "run")) == (0 if at_once else 1)
+
+
+def test_it_waits_for_the_second_signal_of_a_pair(monkeypatch):
+    """Else that were noted when a long operation ends, and taken for a second wish."""
+    waited = []
+
+    def second(seconds):
+        waited.append(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(interrupt.time, "sleep", second)
+    with interrupt.asked_to_stop() as asked:
+        os.kill(os.getpid(), signal.SIGINT)
+    assert waited == [interrupt.TWIN]
+    assert len(asked) == 2
+
+
+def test_it_listens_until_all_is_closed(tmp_path, monkeypatch):
+    """What comes once more while a writer closes does not end the process."""
+    closed = []
+
+    class Slow:
+        def add_scalar(self, *_):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def close(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            closed.append(1)
+
+    monkeypatch.setattr(loop, "open_writer", lambda *_: Slow())
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", config(), **QUIET)
+    assert closed
+    assert checkpoints(tmp_path / "run")
 
 
 def test_accumulation_is_the_whole_batch(tmp_path):

@@ -2,14 +2,17 @@
 
 import importlib
 import json
+import re
 import sys
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrnn.models import ModelConfig
-from dlrnn.train import RunConfig, TaskConfig, train
+from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
 from dlrnn.train.step import TrainingStep
+from dlrnn.train.writers import open_writer
 
 CONFIG = RunConfig(
     task=TaskConfig("cumsum", {"length": 8}),
@@ -28,18 +31,37 @@ from pathlib import Path
 class Run:
     def __init__(self, **about):
         self.path = Path(about["dir"]) / "sent.jsonl"
-        self.log({key: about[key] for key in ("id", "resume", "name")}, 0)
+        self.step = 0
+        if self.path.exists():  # it goes on after what it has
+            lines = self.path.read_text().splitlines()
+            self.step = max(json.loads(line)[0] for line in lines) + 1
+        self.write(self.step, about)
 
-    def log(self, values, step):
+    def write(self, step, values):
         with open(self.path, "a") as file:
             print(json.dumps([step, values]), file=file)
 
+    def log(self, values, step):
+        assert step >= self.step, "which is ignored, with a warning"
+        self.step = step
+        self.write(step, values)
+
     def finish(self):
-        self.log("finished", None)
+        self.write(self.step, "finished")
 
 def init(**about):
     return Run(**about)
 """
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """No test meets the wandb of another."""
+    there = sys.modules.pop("wandb", None)
+    yield
+    sys.modules.pop("wandb", None)
+    if there is not None:
+        sys.modules["wandb"] = there
 
 
 @pytest.fixture
@@ -49,8 +71,7 @@ def service(tmp_path, monkeypatch):
     place.mkdir(parents=True)
     (place / "__init__.py").write_text(SERVICE)
     monkeypatch.syspath_prepend(place.parent)
-    yield place / "__init__.py"
-    sys.modules.pop("wandb", None)
+    return place / "__init__.py"
 
 
 def in_two_parts(path, writer, monkeypatch):
@@ -66,6 +87,7 @@ def in_two_parts(path, writer, monkeypatch):
         patch.setattr(TrainingStep, "__call__", killed)
         with pytest.raises(MemoryError):
             train(path, CONFIG, device="cpu", show=False, writer=writer)
+    time.sleep(1.1)  # files of TensorBoard are named, and read, by the second
     train(path, device="cpu", show=False, writer=writer)
 
 
@@ -91,16 +113,35 @@ def test_wandb_goes_on_with_its_run(tmp_path, monkeypatch):
     path = tmp_path / "run"
     in_two_parts(path, "wandb", monkeypatch)
     sent = [json.loads(line) for line in (path / "sent.jsonl").read_text().splitlines()]
-    begun = [values for step, values in sent if step == 0]
+    begun = [values for _, values in sent if "id" in values]
     assert len(begun) == 2
     assert begun[0] == begun[1]
-    assert begun[0] == {"id": begun[0]["id"], "resume": "allow", "name": str(path)}
-    assert len(begun[0]["id"]) == 8
-    assert sent[-1] == [None, "finished"]
-    losses = {k: v["loss/train"] for k, v in sent if k and "loss/train" in v}
-    assert losses == recorded(path, "train", "loss")
-    scores = {k: v["R2/validation"] for k, v in sent if k and "R2/validation" in v}
-    assert scores == recorded(path, "validation", "R2")
+    assert len(begun[0].pop("id")) == 8
+    settings = json.loads(CONFIG.to_json())
+    about = {"dir": str(path), "name": str(path), "config": settings, "resume": "allow"}
+    assert begun[0] == about
+    assert [values for _, values in sent].count("finished") == 2
+    for tag in ("loss/train", "R2/validation"):
+        name, _, split = tag.partition("/")
+        found = [(step, values[tag]) for step, values in sent if tag in values]
+        assert found == list(recorded(path, split, name).items())
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("kept", [None, ""])
+def test_wandb_takes_the_id_it_is_told(tmp_path, monkeypatch, kept):
+    """Unless there is one already; an empty file is none."""
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    (tmp_path / "run").mkdir()
+    RunFolder.create(tmp_path / "run", CONFIG)
+    if kept is not None:
+        (tmp_path / "run" / "wandb").mkdir()
+        (tmp_path / "run" / "wandb" / "id").write_text(kept)
+    for _ in range(2):
+        open_writer("wandb", tmp_path / "run", 0).close()
+        monkeypatch.setenv("WANDB_RUN_ID", "other")
+    ids = re.findall(r'"id": "(\w+)"', (tmp_path / "run" / "sent.jsonl").read_text())
+    assert ids == ["mine", "mine"]
 
 
 def test_wandb_that_is_not_there_makes_no_folder(tmp_path, monkeypatch):
@@ -110,6 +151,7 @@ def test_wandb_that_is_not_there_makes_no_folder(tmp_path, monkeypatch):
         if folder:
             (tmp_path / folder).mkdir()
         importlib.invalidate_caches()
+        sys.modules.pop("wandb", None)
         with pytest.raises(ValueError, match="W&B was asked for and is not installed"):
             train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="wandb")
         assert not (tmp_path / "run").exists()
@@ -119,4 +161,4 @@ def test_what_wandb_refuses_is_a_sentence(tmp_path, service):
     service.write_text("def init(**about):\n    raise Exception('no key')\n")
     with pytest.raises(ValueError, match=r"^W&B: no key"):
         train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="wandb")
-    train(tmp_path / "run", device="cpu", show=False, writer="none")
+    train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="none")  # which is begun anew

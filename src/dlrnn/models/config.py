@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from torch import nn
 
@@ -69,7 +69,9 @@ class ModelConfig:
 
     def possible_options(self) -> list[str]:
         """Names that mixer_options may have; of somebody's own mixer they are not known here."""
-        return _arguments(mixer_class(self.mixer))[2] if self.mixer in MIXERS else []
+        if self.mixer not in MIXERS:
+            return []
+        return _arguments(self.mixer, mixer_class(self.mixer)).names
 
     def make_mixer(self) -> nn.Module:
         """One mixer, freshly initialised; what it refuses is its own sentence."""
@@ -127,19 +129,28 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
     return found
 
 
-def _arguments(mixer: type[nn.Module]) -> tuple[str, list[inspect.Parameter], list[str]]:
-    """What d_model is called; the class's own others; their names, and inherited ones."""
+class _Arguments(NamedTuple):
+    d_model: str
+    """What it is called."""
+    own: list[inspect.Parameter]
+    """Others of the class itself."""
+    names: list[str]
+    """Theirs, and those that a base class is given."""
+
+
+def _arguments(name: str, mixer: type[nn.Module]) -> _Arguments:
     own, inherited = own_arguments(mixer), inherited_arguments(mixer, "__init__")
+    sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
+    require(bool(own or inherited), sentence)
     is_first = bool(own) and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
     d_model, others = (own[0].name, own[1:]) if is_first else ("d_model", own)
-    return d_model, others, list(dict.fromkeys(each.name for each in (*others, *inherited)))
+    names = list(dict.fromkeys(each.name for each in (*others, *inherited)))
+    return _Arguments(d_model, others, names)
 
 
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
     """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
-    takes = own_arguments(mixer) or inherited_arguments(mixer, "__init__")
-    require(bool(takes), f"the mixer {name!r} must take d_model first, and it takes nothing")
-    d_model, needed, names = _arguments(mixer)
+    d_model, needed, names = _arguments(name, mixer)
     for option in options:
         require(option != d_model, f"{option} is set for the model, not in mixer_options")
         if option not in names:

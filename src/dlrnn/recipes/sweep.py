@@ -155,8 +155,8 @@ def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
 def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Event) -> str:
     """The last line that was said, nothing if all went well.
 
-    In a process group of its own: a terminal's Ctrl-C is ours to pass on, once; a second one would
-    end a run before its checkpoint.
+    In a process group of its own: a terminal's Ctrl-C is ours to pass on, once; a second one,
+    later, would end a run before its checkpoint.
     """
     log = job.run.path.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -202,15 +202,18 @@ def _check_names(arguments: Sequence[str], known: list[str]) -> None:
         free = name.startswith(("model.mixer_options.", "task.settings."))
         if not argument.startswith("--") or free or name in known:
             continue
-        last = name.rpartition(".")[2]
-        near = [each for each in known if each.rpartition(".")[2] == last]
-        near = near or get_close_matches(name, known, n=1)
-        advice = (
-            f"did you mean --{near[0]}?"
-            if near
-            else "`dlrnn recipes --show RECIPE` prints them all"
-        )
+        near = max(known, key=lambda each: _likeness(name, each))
+        advice = "`dlrnn recipes --show RECIPE` prints them all"
+        if max(_likeness(name, near)) > 0.6:
+            advice = f"did you mean --{near}?"
         raise ValueError(f"there is no setting --{name}: {advice}")
+
+
+def _likeness(typed: str, known: str) -> tuple[float, float]:
+    """Of their last words, or of all of them if that is more: `d_state` is found where it is."""
+    pairs = ((typed.rpartition(".")[2], known.rpartition(".")[2]), (typed, known))
+    last, whole = (SequenceMatcher(None, *pair).ratio() for pair in pairs)
+    return max(last, whole), whole
 
 
 def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:

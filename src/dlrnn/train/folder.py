@@ -69,7 +69,8 @@ class RunFolder:
     def _is_bare(self, files: Iterable[str]) -> bool:
         """Empty, or stopped before anything was trained."""
         first = {CONFIG, *files}
-        first |= {f"{name}.part" for name in first} | {LOCK, RECORDS, TIMING, "tensorboard"}
+        first |= {f"{name}.part" for name in first}
+        first |= {LOCK, RECORDS, TIMING, "tensorboard", "wandb"}
         records = self.path / RECORDS
         untouched = not records.exists() or records.stat().st_size == 0
         return untouched and {path.name for path in self.path.iterdir()} <= first

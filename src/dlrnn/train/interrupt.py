@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 ONE_WISH = 2.0
-"""Seconds within which signals say the same thing: `timeout` signals a command and then its group,
-and who started several processes passes on what a terminal has sent to all of them."""
+"""Seconds within which Ctrl-C is one wish, however often it comes."""
+
+TWIN = 0.05
+"""Seconds in which the second of two signals comes: `timeout` sends one to a command, one to its
+group."""
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[float]]:
-    """A list, empty until a signal asks; one that asks again, later, interrupts at once.
+    """A list, empty until a signal asks; Ctrl-C that asks again, later, interrupts at once.
 
     Only the main thread can listen.
     """
@@ -23,10 +26,12 @@ def asked_to_stop() -> Iterator[list[float]]:
         yield asked
         return
 
-    def note(*_: Any) -> None:
+    def note(number: int, _: Any) -> None:
         asked.append(time.monotonic())
-        if asked[-1] - asked[0] > ONE_WISH:
+        if number == signal.SIGINT and asked[-1] - asked[0] > ONE_WISH:
             raise KeyboardInterrupt
+        if len(asked) == 1:
+            time.sleep(TWIN)  # else it were noted when an operation ends that may take long
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -69,7 +69,6 @@ def train(
     metric is plainly at 0 or 1 (train/plain.py).
     """
     folder = RunFolder(path)
-    check_writer(writer)
     if config is None:
         folder = RunFolder.open(path)
     else:
@@ -77,6 +76,7 @@ def train(
     known = folder.config if config is None else config
     if config is None and (result := folder.result) is not None:
         return result
+    check_writer(writer)
     fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
     how = {"until_plain": until_plain, "show": show, "writer": writer}
@@ -182,6 +182,7 @@ class _Run:
         for problem in self.problems:
             self.progress.say(f"{problem}; going on from an older one")
         self.writer = open_writer(writer, folder.path, self.start) if self.leads else None
+        self.asked = stack.enter_context(asked_to_stop())  # until all is closed
         if self.writer is not None:
             stack.callback(self.writer.close)
 
@@ -233,7 +234,7 @@ class _Run:
         ended = any(step == done for step, _ in self.judged) and self._is_plain(done)
         batches = prefetched(self.step, done, done if ended else config.steps)
         alone, stops = self.fabric.world_size == 1, False
-        with self.progress, asked_to_stop() as asked:
+        with self.progress:
             for done, parts in enumerate(batches, start=self.start + 1):
                 with _divergence(done):
                     self.step(done - 1, parts)
@@ -255,7 +256,7 @@ class _Run:
                 if checkpoint or ends:
                     self._checkpoint(done)
                 if due or ends or alone:  # several agree on the step where they meet anyway
-                    stops = self._somebody(asked)
+                    stops = self._somebody()
                 if ends:
                     break
                 if stops:
@@ -270,15 +271,15 @@ class _Run:
             content = json.dumps(result, indent=1) + "\n"
             write_whole(self.folder.path / RESULT, content.encode())
         self.fabric.barrier()
-        if stops or (alone and asked):  # whatever comes after this run is not begun
+        if stops or (alone and self.asked):  # whatever comes after this run is not begun
             raise KeyboardInterrupt
         return result
 
-    def _somebody(self, asked: list[float]) -> bool:
-        """One process was asked, so all of them were."""
+    def _somebody(self) -> bool:
+        """One process was asked to stop, so all of them were."""
         if self.fabric.world_size == 1:
-            return bool(asked)
-        count = torch.tensor(float(len(asked)), device=self.device)
+            return bool(self.asked)
+        count = torch.tensor(float(len(self.asked)), device=self.device)
         return bool(self.fabric.all_reduce(count, reduce_op="sum"))
 
     def _is_plain(self, step: int) -> bool:

@@ -1,11 +1,12 @@
 """Who else keeps a run's scalars: TensorBoard, or Weights & Biases where it is installed."""
 
 import json
+import os
 import secrets
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from dlrnn._disk import write_whole
 from dlrnn.train.folder import CONFIG
 
 WRITERS = ("tensorboard", "wandb", "none")
@@ -27,9 +28,13 @@ def check_writer(name: str) -> None:
     if name not in WRITERS:
         raise ValueError(f"writer must be one of {', '.join(WRITERS)}, not {name!r}")
     if name == "wandb":
-        found = find_spec("wandb")
-        if found is None or found.origin is None:  # a folder of W&B's files that lies here
-            raise ValueError("W&B was asked for and is not installed: pip install wandb")
+        missing = "W&B was asked for and is not installed: pip install wandb"
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(f"{missing} ({error})") from error
+        if wandb.__file__ is None:  # a folder of its files that lies here
+            raise ValueError(missing)
 
 
 def open_writer(name: str, folder: Path, start: int) -> Writer | None:
@@ -48,25 +53,27 @@ def _tensorboard(folder: Path, start: int) -> Writer:
 
 
 class _WeightsAndBiases:
-    """One run of theirs for one of ours, however often it goes on: its name there is kept here."""
+    """One run of theirs for one of ours, however often it goes on: its id there is kept here."""
 
     def __init__(self, folder: Path) -> None:
         import wandb
 
-        name = folder / "wandb" / "id"
-        if not name.is_file():
-            name.parent.mkdir(exist_ok=True)
-            name.write_text(secrets.token_hex(4))
+        kept = folder / "wandb" / "id"
+        there = kept.read_text() if kept.is_file() else ""
+        name = there or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         config = json.loads((folder / CONFIG).read_text())
         about = {"dir": str(folder), "name": str(folder), "config": config}
         try:
-            self.run = wandb.init(id=name.read_text(), resume="allow", **about)
+            self.run = wandb.init(id=name, resume="allow", **about)
         except Exception as error:
             raise ValueError(f"W&B: {error}") from error
+        kept.parent.mkdir(exist_ok=True)
+        write_whole(kept, name.encode())
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """A step that was sent before the run was killed is not sent again."""
-        self.run.log({tag: scalar_value}, step=global_step)
+        """What was sent before the run was killed stays there, and cannot be sent again."""
+        if global_step >= self.run.step:
+            self.run.log({tag: scalar_value}, step=global_step)
 
     def close(self) -> None:
         """All that was sent has arrived."""
