@@ -7,8 +7,10 @@ import math
 import os
 import signal
 import subprocess
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -281,7 +283,8 @@ def test_asked_again(tmp_path, monkeypatch, number, after, at_once):
         step(self, k, batches)
         made.append(k)
 
-    monkeypatch.setattr(interrupt.time, "monotonic", lambda: times.pop(0))
+    clock = SimpleNamespace(monotonic=lambda: times.pop(0), sleep=lambda _: None)
+    monkeypatch.setattr(interrupt, "time", clock)
     monkeypatch.setattr(TrainingStep, "__call__", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
@@ -296,7 +299,7 @@ def test_it_waits_for_the_second_signal_of_a_pair(monkeypatch):
         waited.append(seconds)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(interrupt.time, "sleep", second)
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(monotonic=time.monotonic, sleep=second))
     with interrupt.asked_to_stop() as asked:
         os.kill(os.getpid(), signal.SIGINT)
     assert waited == [interrupt.TWIN]
