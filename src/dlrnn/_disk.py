@@ -1,32 +1,108 @@
-"""Files that are whole or as they were, whatever happens and whoever else writes them."""
+"""Writing files: whole or not at all, never through a link, with errors that name the file."""
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
+from io import BufferedRandom
 from pathlib import Path
+
+PART = ".part"
+"""The suffix of a file that is being written: it is renamed when all of it is on the disk."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Beside, fsync, rename."""
-    beside = path.with_name(f"{path.name}.part")
-    with exclusive(path.parent) as folder:
+    """Write `path.part`, fsync it and rename it: after a crash the file is the old or the new one.
+
+    Both names may be links that somebody else made: `path.part` is always created anew, and the
+    rename replaces a link instead of following it.
+    """
+    with exclusive(path.parent):
+        write_unlocked(path, content)
+
+
+def write_unlocked(path: Path, content: bytes) -> None:
+    """`write_whole` for a process that holds the folder already."""
+    part = path.with_name(path.name + PART)
+    with naming(path):
         try:
-            with open(beside, "wb") as file:
+            part.unlink(missing_ok=True)
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+            with open(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException as error:
-            beside.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                raise OSError(error.errno, error.strerror, str(path)) from error
+            part.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise
-        os.fsync(folder)  # the rename too
+        sync(path.parent)  # the rename too
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def create_new(path: Path) -> None:
+    """Make an empty file; a file or a link of that name is replaced."""
+    with naming(path):
+        path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666))
+
+
+def open_append(path: Path) -> BufferedRandom:
+    """Open a file to append to it, and to read it; links and what is no file are refused."""
+    with naming(path):
+        require_own(path)
+        wait = getattr(os, "O_NONBLOCK", 0)  # a FIFO must not block us
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK | wait, 0o666)
+        return open(handle, "ab+")
+
+
+def require_own(path: Path) -> None:
+    """Refuse a link and what is no regular file; a file that does not exist is fine.
+
+    What we write into such a file would land outside of the folder that it lies in.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    advice = "a link or a special file is never written or read here; copy the file itself"
+    if not stat.S_ISREG(found.st_mode):
+        kind = "symbolic link" if stat.S_ISLNK(found.st_mode) else "folder or special file"
+        raise ValueError(f"{path} is a {kind}, and a regular file was expected: {advice}")
+    if found.st_nlink > 1:
+        raise ValueError(f"{path} has a hard link elsewhere: {advice}")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError names this file: by itself a failed write or fsync names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a symbolic link, which is not followed") from error
+        parts = (None, str(path) + PART, str(path.parent))
+        if error.filename in parts and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[int]:
-    """A folder that one thread of one process has at a time; the others wait. Not to be nested."""
+    """Hold a folder for one thread of one process; the others wait. Calls must not be nested."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system that does not lock folders
@@ -37,7 +113,10 @@ def exclusive(folder: Path) -> Iterator[int]:
 
 
 def lock(handle: int, *, wait: bool) -> None:
-    """An open file or folder, until it is closed; without `wait` BlockingIOError if it is taken."""
+    """Lock an open file or folder until it is closed.
+
+    Without `wait`, a file that another process has locked raises BlockingIOError.
+    """
     try:
         import fcntl
     except ImportError:  # on Windows there is none

@@ -27,13 +27,15 @@ SHOWN = 4  # samples in a picture
 BROKEN_DOWN = 8  # batches
 
 
-def examine_run(path: str | Path, *, split: str = "test", device: str = "cpu") -> dict[str, Any]:
+def examine_run(
+    path: str | Path, *, split: str = "test", device: str = "cpu", trust: bool = False
+) -> dict[str, Any]:
     """Metrics of a split; ListOps-SubTrees by height and operator; predictions as a picture.
 
     All of it is written into the run's folder: `eval-SPLIT.json`, `eval-SPLIT.png`, `test.json`.
     """
     path, where = Path(path), torch.device(device)
-    model, task, config, step = load_best(path, where)
+    model, task, config, step = load_best(path, where, trust=trust)
     result: dict[str, Any] = {
         "run": str(path),
         "split": split,

@@ -6,20 +6,24 @@ from typing import Any
 
 import torch
 
+from dlrnn._untrusted import read_bytes
 from dlrnn.models import push_to_hub, save_pretrained
+from dlrnn.models.pretrained import MOST_TOKENIZER
 from dlrnn.train import RunFolder, load_best
 from dlrnn.train.tested import read_test
 
 
-def export_run(run: str | Path, folder: str | Path, *, push: str | None = None) -> str:
+def export_run(
+    run: str | Path, folder: str | Path, *, push: str | None = None, trust: bool = False
+) -> str:
     """Write the best model with its card; where it is now, the folder or the Hub's address."""
-    model, _, config, _ = load_best(run, torch.device("cpu"))
+    model, _, config, _ = load_best(run, torch.device("cpu"), trust=trust)
     path = Path(run)
     tokenizer = path / "tokenizer.json"
     save_pretrained(
         model,
         folder,
-        tokenizer=tokenizer.read_bytes() if tokenizer.is_file() else None,
+        tokenizer=read_bytes(tokenizer, MOST_TOKENIZER) if tokenizer.is_file() else None,
         results=_results(path),
         run=json.loads(config.to_json()),
     )

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from dlrnn._untrusted import read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
+from dlrnn.models.pretrained import MOST_TOKENIZER
 from dlrnn.tasks.books import end_token, make_tokenizer, vocabulary_of
 from dlrnn.tasks.shards import TOKENIZER
 from dlrnn.train import RunFolder, load_best
@@ -39,7 +41,7 @@ def write(
     path = Path(run) / TOKENIZER
     if not path.is_file():
         raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
-    tokenizer = make_tokenizer(path.read_bytes(), path)
+    tokenizer = make_tokenizer(read_bytes(path, MOST_TOKENIZER), path)
     read = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not read:
         raise ValueError("the prompt is empty: give at least one word")

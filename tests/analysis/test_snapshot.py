@@ -7,9 +7,8 @@ import pytest
 import torch
 from support import DEVICE
 
-from dlrnn.analysis.snapshot import append_snapshot, snapshot
+from dlrnn.analysis.snapshot import snapshot
 from dlrnn.models import ModelConfig, build_model
-from dlrnn.report.results import read_snapshots
 
 
 def model_of(mixer, layers=1, channels=8, **options):
@@ -67,19 +66,11 @@ def test_a_long_kernel_keeps_its_peaks():
     assert torch.allclose(shown.abs(), peaks, rtol=1e-3, atol=1e-9)
 
 
-def test_a_line_a_step(tmp_path):
+def test_a_snapshot_names_its_layers():
     model = model_of("dlr", layers=2, d_state=4)
-    for step in (0, 10):
-        append_snapshot(tmp_path, model, step, 32)
-    lines = [json.loads(line) for line in (tmp_path / "snapshots.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 10]
-    assert [each["name"] for each in lines[0]["layers"]] == ["blocks.0.mixer", "blocks.1.mixer"]
-    with open(tmp_path / "snapshots.jsonl", "a") as file:
-        file.write('{"step": 20, "lay')  # killed here
-    for step in (20, 30):
-        append_snapshot(tmp_path, model, step, 32)
-    found, _ = read_snapshots((tmp_path / "snapshots.jsonl").read_bytes())
-    assert [each["step"] for each in found] == [0, 10, 20, 30], "all but the line that was cut"
-    append_snapshot(tmp_path / "nowhere", model_of("attention", heads=2), 0, 32)  # writes nothing
+    taken = snapshot(model, 10, 32)
+    assert (taken["step"], taken["length"]) == (10, 32)
+    assert [each["name"] for each in taken["layers"]] == ["blocks.0.mixer", "blocks.1.mixer"]
+    assert snapshot(model_of("attention", heads=2), 0, 32)["layers"] == []
     with pytest.raises(ValueError, match="length of at least 1"):
         snapshot(model, 0, 0)

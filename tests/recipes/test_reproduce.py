@@ -227,6 +227,7 @@ def test_the_listing_has_a_line_for_each_recipe(tmp_path):
     lines = recipes.listing(tmp_path, "full")
     assert [line["name"] for line in lines] == list(recipes.RECIPES)
     assert lines[0] == {
+        "refused": False,
         "name": SHIFT,
         "metric": "R2",
         "paper": "1",

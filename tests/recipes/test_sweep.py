@@ -73,7 +73,7 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert all(row["status"] == "done" for row in sweep(["table1/cum*/dlr-1"], **options))
     assert (done / "result.json").stat().st_mtime_ns == written, "not run again"
 
-    def score_best(path, device):
+    def score_best(path, device, **_):
         if path == done:
             raise ValueError("best.safetensors is damaged")
 
@@ -192,7 +192,7 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
     for command, row in zip(sent, rows, strict=True):
         shell, option, line = command
         assert (shell, option) == ("bash", "-c")
-        train, test = (shlex.split(each)[2:] for each in line.split(" && "))
+        train, test = (shlex.split(each)[3:] for each in line.split(" && "))
         place = {"overrides": changes, "scale": "full", "seed": row["seed"]}
         path = str(path_of(row["recipe"], tmp_path, **place))
         assert train[:3] == ["dlrnn", "train", row["recipe"]]
@@ -214,7 +214,7 @@ def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
 def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
     module = importlib.import_module("dlrnn.recipes.sweep")
 
-    def score_best(path, _):
+    def score_best(path, *_, **__):
         if "cummax" in str(path):
             raise RuntimeError("CUDA out of memory\nand much more")
 
@@ -234,18 +234,18 @@ def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_pa
     config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
     (path / "config.json").write_text(config.to_json())
     (row,) = sweep(["table1/cummax/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
-    assert row["status"] == "broken"
+    assert row["status"] == "refused"
     assert "is not of this recipe: its steps is 1000, not 3" in row["said"]
 
 
 def test_one_bad_folder_does_not_stop_the_others(tmp_path, monkeypatch):
     module, run = importlib.import_module("dlrnn.recipes.sweep"), []
     monkeypatch.setattr(module, "_run", lambda job, *_: run.append(job.run.recipe.name) or "")
-    monkeypatch.setattr(module, "score_best", lambda *_: None)
+    monkeypatch.setattr(module, "score_best", lambda *_, **__: None)
     bad = path_of("table1/cummax/dlr-1", tmp_path)
     bad.mkdir(parents=True)
     (bad / "config.json").write_text("[]")
     rows = sweep(["table1/cum*/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
     status = {row["recipe"]: row["status"] for row in rows}
-    assert status == {"table1/cumsum/dlr-1": "not run", "table1/cummax/dlr-1": "broken"}
+    assert status == {"table1/cumsum/dlr-1": "not run", "table1/cummax/dlr-1": "refused"}
     assert run == ["table1/cumsum/dlr-1"]

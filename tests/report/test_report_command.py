@@ -128,7 +128,7 @@ def test_runs_of_which_none_can_be_read(tmp_path, capsys, monkeypatch):
     (tmp_path / "run" / "config.json").write_text("{")
     assert main(["report", "--runs", "run"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("dlrnn report: run/config.json: the configuration is not JSON")
+    assert said.startswith("dlrnn report: run/config.json is not JSON")
     assert not (tmp_path / "out").exists()
 
 

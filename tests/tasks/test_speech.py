@@ -289,8 +289,8 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device", str(path))
         return write(path, data)
 
-    write = imports._write
-    monkeypatch.setattr(imports, "_write", full)
+    write = imports.write_unlocked
+    monkeypatch.setattr(imports, "write_unlocked", full)
     with pytest.raises(OSError, match="No space left on device"):
         import_set("speech-commands", source, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()

@@ -1,14 +1,9 @@
 """A layer at a step of its training, as plain numbers: eigenvalues, kernels, impulse response.
 
-    append_snapshot(folder, model, step, length)
-
-adds a line to `folder/snapshots.jsonl`, which the explorer of `dlrnn report` shows.
+A run writes them to `snapshots.jsonl`, which the explorer of `dlrnn report` shows.
 """
 
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,22 +32,6 @@ def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
         if isinstance(layer, DLR | DSS | S4D)
     ]
     return {"step": step, "length": length, "layers": layers}
-
-
-def append_snapshot(folder: str | Path, model: nn.Module, step: int, length: int) -> None:
-    """One more line of snapshots.jsonl, none if the model has no such layer.
-
-    A run that is resumed may write a step twice: the later line counts. A line that was cut when
-    the run was killed stays a line of its own.
-    """
-    taken = snapshot(model, step, length)
-    if taken["layers"]:
-        with open(Path(folder) / SNAPSHOTS, "ab+") as file:
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":
-                    file.write(b"\n")
-            file.write(json.dumps(taken, separators=(",", ":")).encode() + b"\n")
 
 
 @torch.no_grad()

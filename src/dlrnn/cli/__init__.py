@@ -11,7 +11,7 @@ from importlib import import_module
 
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
-from dlrnn.cli.shared import own_line, speaks
+from dlrnn.cli.shared import IN_USE, own_line, speaks, warn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(given, "takes_overrides", False):
         given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     given.overrides = rest
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # so that `--model.mixer my_package.MyLayer` finds what lies here
     try:
+        _prepare(is_command=arguments is None)
         _import_torch()
         status: int = given.run(given)
         print(end="", flush=True)
@@ -51,9 +50,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             said = f"{error.filename}: there is a file where a folder was expected"
         if isinstance(error, FileExistsError):
             said = f"{error.filename} is a file; a folder was expected"
-        print(f"dlrnn {given.command}: {said}{where}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError | OSError) else 1  # 1: red, NaN, out of memory
+        warn(f"dlrnn {given.command}: {said}{where}")
+        return _status(error)
     return status
+
+
+def _status(error: Exception) -> int:
+    """2 for bad input, 75 for a run that another process trains, 1 for NaN and out of memory."""
+    if type(error).__name__ == "InUseError":
+        return IN_USE
+    return 2 if isinstance(error, ValueError | OSError) else 1
+
+
+def _prepare(*, is_command: bool) -> None:
+    """Keep the current folder out of the import path of the processes that the command starts, and
+    refuse one that is gone, where libraries would end the process without a sentence.
+    """
+    if is_command:
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        os.getcwd()
+    except OSError:
+        raise ValueError("the current folder does not exist any more: change to another") from None
 
 
 def _import_torch() -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import count, device_option, resolve
+from dlrnn.cli.shared import count, device_option, resolve, trust_option
 
 
 def add(commands: Any) -> None:
@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
     exported.set_defaults(run=_export, parser=exported)
     exported.add_argument("run_folder", type=Path, metavar="RUN")
     exported.add_argument("out", type=Path, metavar="DIR")
+    trust_option(exported)
     exported.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hub, too")
 
 
@@ -49,6 +50,6 @@ def _export(given: argparse.Namespace) -> int:
     from dlrnn.export import export_run
 
     replaces = (given.out / "config.json").exists()
-    where = export_run(given.run_folder, given.out, push=given.push)
+    where = export_run(given.run_folder, given.out, push=given.push, trust=given.trust)
     print(f"the model is in {where}{'; it replaces one that was there' if replaces else ''}")
     return 0

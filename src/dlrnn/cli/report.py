@@ -1,11 +1,11 @@
 """`dlrnn results` and `dlrnn report`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn.cli.shared import command, print_json
+from dlrnn._untrusted import printable
+from dlrnn.cli.shared import command, print_json, warn
 
 if TYPE_CHECKING:
     from dlrnn.report import Collected, Results
@@ -58,17 +58,17 @@ def _add(given: argparse.Namespace) -> int:
     if not runs:
         raise ValueError(problems[0])
     for problem in problems:
-        print(f"dlrnn results: left out: {problem}", file=sys.stderr)
+        warn(f"dlrnn results: left out: {problem}")
     for problem in [problem for run in runs.values() for problem in run.problems]:
-        print(f"dlrnn results: {problem}", file=sys.stderr)
+        warn(f"dlrnn results: {problem}")
     if given.recipe is not None and given.recipe not in RECIPES:
         own = "it has a row of its own, beside no number of the paper's"
-        print(f"dlrnn results: no recipe is called {given.recipe}: {own}", file=sys.stderr)
+        warn(f"dlrnn results: no recipe is called {given.recipe}: {own}")
     said = add(runs.values(), given.into, replace=given.replace)
     if given.json:
         return print_json(said)
     for sentence in said:
-        print(sentence)
+        print(printable(sentence))
     print(f"the records are in {given.into / RECORDS}")
     return 0
 
@@ -99,7 +99,7 @@ def _report(given: argparse.Namespace) -> int:
             notes.append(not_shown(LENGTHS))
         written.append(str(out / "index.html"))
     for sentence in (*notes, *said):
-        print(f"dlrnn report: {sentence}", file=sys.stderr)
+        warn(f"dlrnn report: {sentence}")
     if given.json:
         return print_json({"written": written, "problems": said})
     for path in written:
@@ -128,7 +128,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
     problems = [problem for one in results for problem in one.problems]
     if given.results or problems:  # something was meant to be shown
         for problem in problems:
-            print(f"dlrnn report: {problem}", file=sys.stderr)
+            warn(f"dlrnn report: {problem}")
         folders = ", ".join(map(str, given.results or [first]))
         raise ValueError(f"no record in {folders} can be read, so no page is written")
     return results, [f"nothing is recorded in {first}: every number of ours says “not run”"]

@@ -4,19 +4,12 @@ import argparse
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from dlrnn._untrusted import expected as words_of
 
 if TYPE_CHECKING:
     from dlrnn.train import RunConfig
-
-WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    NoneType: "null",
-}
 
 
 def overridden(config: "RunConfig", arguments: Sequence[str]) -> "RunConfig":
@@ -33,7 +26,7 @@ def overridden(config: "RunConfig", arguments: Sequence[str]) -> "RunConfig":
         if kind is None or typed is None:
             raise
         option, value = typed
-        expected = _expected(kind) if option == f"--{named[1]}" else "a value"  # one inside it
+        expected = words_of(kind) if option == f"--{named[1]}" else "a value"  # one inside it
         what = "and nothing was given" if value is None else f"not {value!r}"
         raise ValueError(f"{option} takes {expected}, {what}") from error
 
@@ -45,14 +38,6 @@ def _kind(config: "RunConfig", name: str) -> Any:
     for part in inside:
         owner = getattr(owner, part, None)
     return get_type_hints(type(owner)).get(last)
-
-
-def _expected(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_expected, get_args(kind))))
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    return WORDS.get(kind, "a JSON object")
 
 
 def _typed(name: str, arguments: Sequence[str]) -> tuple[str, str | None] | None:

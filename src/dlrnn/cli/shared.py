@@ -3,10 +3,16 @@
 import argparse
 import json
 import os
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any
+
+from dlrnn._untrusted import printable
+
+IN_USE = 75
+"""The exit status where another process has what was asked for: try again later."""
 
 
 def command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -76,6 +82,17 @@ def _is_own(file: str) -> bool:
     return not (made or elsewhere or installed & set(path.parts))
 
 
+def warn(text: str) -> None:
+    """Print to stderr; text that comes from a file or a path cannot control the terminal."""
+    print(printable(text), file=sys.stderr)
+
+
+def trust_option(parser: argparse.ArgumentParser) -> None:
+    """`--trust`."""
+    text = "import the mixer that the run's files name, which runs its code (SECURITY.md)"
+    parser.add_argument("--trust", action="store_true", help=text)
+
+
 def print_json(value: Any) -> int:
     """Print, and say that all went well."""
     print(json.dumps(value, indent=1))
@@ -86,14 +103,15 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     """A table of rows that have the same keys."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table()
     for name, value in rows[0].items():
         justify: Any = "left" if isinstance(value, str) else "right"
-        table.add_column(name, justify=justify, overflow="fold")  # a name is never cut
+        table.add_column(Text(name), justify=justify, overflow="fold")  # a name is never cut
     for row in rows:
-        table.add_row(*(shown(value) for value in row.values()))
-    print(title)
+        table.add_row(*(Text(shown(value)) for value in row.values()))
+    print(printable(title))
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(table)
 
@@ -106,4 +124,4 @@ def shown(value: object) -> str:
         return "ok" if value else "FAILED"
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < abs(value) < 1e-2 else f"{value:.4g}"
-    return str(value)
+    return printable(str(value))

@@ -1,12 +1,21 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrnn.cli.settings import overridden
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve, speaks
+from dlrnn.cli.shared import (
+    command,
+    count,
+    device_option,
+    print_json,
+    print_table,
+    resolve,
+    speaks,
+    trust_option,
+    warn,
+)
 
 if TYPE_CHECKING:
     from dlrnn.train import RunConfig
@@ -30,12 +39,14 @@ def add(commands: Any) -> None:
     _scale(train)
     _devices(train)
     _until_plain(train)
+    trust_option(train)
     train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
 
     evaluate = command(commands, "eval", _eval, "test the best checkpoint of a run; draw it")
     evaluate.add_argument("run_folder", type=Path, metavar="RUN")
     evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
     device_option(evaluate)
+    trust_option(evaluate)
 
     listed = command(commands, "recipes", _recipes, "every number of the paper: paper, ours, yours")
     some = "a table, a task, a pattern: table1, table1/shift, 'table1/*/dlr-1'"
@@ -92,7 +103,7 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 def _train(given: argparse.Namespace) -> int:
     from dlrnn.train import RunFolder, train
 
-    names = ("devices", "nodes", "sharded", "writer", "until_plain")
+    names = ("devices", "nodes", "sharded", "writer", "until_plain", "trust")
     options = {name: getattr(given, name) for name in names}
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
@@ -107,13 +118,13 @@ def _train(given: argparse.Namespace) -> int:
         result = train(path, config, **options)
     except KeyboardInterrupt:
         if speaks() and (path / "config.json").is_file():
-            print(f"\ngo on with: dlrnn train --resume {path}", file=sys.stderr)
+            warn(f"\ngo on with: dlrnn train --resume {path}")
         raise
     if not speaks():
         return 0
     if complete:
         said = f"complete already, after {result['steps']} steps: nothing was done"
-        print(f"dlrnn train: {path} is {said}", file=sys.stderr)
+        warn(f"dlrnn train: {path} is {said}")
     if given.json:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
@@ -135,7 +146,7 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     own = recipes.scaled(recipe, given.scale)
     config = overridden(own, given.overrides)
     if speaks() and (note := _not_inherited(own, config)):
-        print(note, file=sys.stderr)
+        warn(note)
     return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
 
 
@@ -160,7 +171,8 @@ def _not_inherited(own: "RunConfig", config: "RunConfig") -> str:
 def _eval(given: argparse.Namespace) -> int:
     from dlrnn.examine import examine_run
 
-    result = examine_run(given.run_folder, split=given.split, device=resolve(given.device))
+    device = resolve(given.device)
+    result = examine_run(given.run_folder, split=given.split, device=device, trust=given.trust)
     if given.json:
         return print_json(result)
     so_far = "" if result["complete"] else ", so far: the run is not complete"
@@ -172,7 +184,7 @@ def _eval(given: argparse.Namespace) -> int:
     for picture in result["pictures"]:
         print(f"drawn: {picture}")
     if "not_written" in result:
-        print(f"dlrnn eval: {result['not_written']}", file=sys.stderr)
+        warn(f"dlrnn eval: {result['not_written']}")
     return 0
 
 
@@ -184,9 +196,10 @@ def _recipes(given: argparse.Namespace) -> int:
         print(recipes.scaled(recipe, given.scale).to_json(), end="")
         return 0
     names = {recipe.name for recipe in recipes.chosen(given.recipes or recipes.TABLES)}
-    recorded, rows = _recorded(Path("results")), []
+    recorded, rows, refused = _recorded(Path("results")), [], False
     for line in recipes.listing(given.out, given.scale):
         name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
+        refused |= line.pop("refused") and name in names
         if given.scale != "full":
             del line["minutes"]  # they are of the paper's sizes
         if name in names:
@@ -194,14 +207,16 @@ def _recipes(given: argparse.Namespace) -> int:
             rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
     if not any(recorded.values()):
         nothing = "nothing is recorded in results/ that is as in a recipe: ours is empty"
-        print(f"dlrnn recipes: {nothing}", file=sys.stderr)
+        warn(f"dlrnn recipes: {nothing}")
     if given.json:
-        return print_json(rows)
+        return print_json(rows) or 2 * refused
     about = f"yours and their status from {given.out}/{given.scale}/"
     print_table(f"Ours from results/, {about}; minutes are an estimate, on one H200", rows)
     if any("*" in (row["ours"] or "") for row in rows):
         print("*: fewer steps than the paper's, another size, or not tested: see docs/results.md")
-    return 0
+    if refused:
+        warn("dlrnn recipes: a run's files were refused: see the column status")
+    return 2 * refused
 
 
 def _recorded(folder: Path) -> dict[str, str]:
@@ -212,7 +227,7 @@ def _recorded(folder: Path) -> dict[str, str]:
 
     results = read_results(folder, "ours")
     for problem in results.problems:
-        print(f"dlrnn recipes: {problem}", file=sys.stderr)
+        warn(f"dlrnn recipes: {problem}")
     tables = make_tables([results])
     cells = [cell for table in tables for cell in table.cells.values()]
     return {
@@ -253,7 +268,8 @@ def _reproduce(given: argparse.Namespace) -> int:
     else:
         print_table(f"{given.table}, {given.scale}", lines)
         print(f"the whole table: {given.out / given.scale / given.table}.md")
-    return 1 if any("broken" in row.status for row in rows) else 0
+    broken = any("broken" in row.status for row in rows)
+    return 2 if any(row.refused for row in rows) else int(broken)
 
 
 def _sweep(given: argparse.Namespace) -> int:
@@ -275,7 +291,8 @@ def _sweep(given: argparse.Namespace) -> int:
         print_json(rows)
     else:
         print_table("Runs", rows)
-    return 1 if any(row["status"] == "broken" for row in rows) else 0
+    states = {row["status"] for row in rows}
+    return 2 if "refused" in states else int("broken" in states)
 
 
 def _check_changes(given: argparse.Namespace) -> None:
@@ -300,4 +317,4 @@ def _check_changes(given: argparse.Namespace) -> None:
             changed.model.check_mixer()
         notes[_not_inherited(own, changed)] = None
     for note in filter(None, notes):
-        print(note, file=sys.stderr)
+        warn(note)

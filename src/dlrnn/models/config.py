@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from torch import nn
 
+from dlrnn._untrusted import is_ours, user_import
 from dlrnn.ops.checks import require, require_count
 
 MIXERS = {
@@ -22,6 +24,8 @@ MIXERS = {
     "attention-ff": "dlrnn.nn.AttentionFF",
 }
 """Names for import paths; any other mixer is named by its own path, `my_package.MyLayer`."""
+
+MOST_LAYERS = 10_000
 
 Norm = Literal["pre", "post"]
 Pooling = Literal["max", "mean", "last"]
@@ -52,6 +56,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "layers"):
             require_count(name, getattr(self, name))
+        require(
+            self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS}, not {self.layers}"
+        )
         for name, allowed in (("norm", get_args(Norm)), ("pooling", get_args(Pooling))):
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
@@ -93,7 +100,8 @@ def mixer_class(name: str) -> type[nn.Module]:
     if not module:
         raise ValueError(f"there is no mixer {name!r}: {_advice(name, list(MIXERS))}")
     try:
-        found = getattr(import_module(module), attribute)
+        load = partial(import_module, module)
+        found = getattr(load() if is_ours(path) else user_import(load), attribute)
     except Exception as error:  # whatever happens in somebody's module
         reason = " ".join(str(error).split())
         if isinstance(error, ModuleNotFoundError):

@@ -6,9 +6,9 @@ folder/README.md           a model card
 folder/tokenizer.json      of a language model
 """
 
+import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,13 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dlrnn._disk import write_whole
+from dlrnn._disk import create_new, write_whole
+from dlrnn._untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
 from dlrnn._version import __version__
-from dlrnn.models.config import MIXERS, ModelConfig
+from dlrnn.models.config import ModelConfig
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
-from dlrnn.nn.files import model_bytes, read_tensors
+from dlrnn.nn.files import model_bytes
 from dlrnn.ops.checks import require
 
 CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
@@ -31,7 +32,9 @@ CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
     *("README.md", "tokenizer.json"),
 )
 BEGUN = ".dlrnn-begun"  # there while a model is being written
+MOST_TOKENIZER = 2**28
 _FORMAT = 1
+_SCHEMA = {"format": int, "dlrnn": str, "model": str, "options": dict[str, Any]}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAKERS: dict[str, Callable[..., nn.Module]] = {
     "DLR": DLR,
@@ -63,14 +66,15 @@ def save_pretrained(
     named = results is None or isinstance(results, Mapping)
     require(named, f"results must be values by name, not a {type(results).__name__}")
     config = {"format": _FORMAT, "dlrnn": __version__, "model": kind, "options": options}
-    weights = model_bytes(model)
     try:
         card = _card(model, kind, options, results or {}, run).encode()
         content = (json.dumps(config, indent=1) + "\n").encode()
     except (TypeError, UnicodeError) as error:  # numbers of numpy, for instance
         raise ValueError(f"what is to be written is no text or no JSON: {error}") from error
+    beside = {"config": content, **({} if tokenizer is None else {"tokenizer": tokenizer})}
+    weights = model_bytes(model, {name: _digest(each) for name, each in beside.items()})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / BEGUN).touch()
+    create_new(folder / BEGUN)
     (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
     write_whole(folder / WEIGHTS, weights)
     (folder / TOKENIZER).unlink(missing_ok=True)
@@ -82,27 +86,35 @@ def save_pretrained(
     return folder
 
 
-def from_pretrained(source: str | Path, *, revision: str | None = None) -> nn.Module:
+def from_pretrained(
+    source: str | Path, *, revision: str | None = None, trust: bool = False
+) -> nn.Module:
     """The model in a folder, or of the Hub by its name `owner/name`; in evaluation mode.
 
-    A mixer of somebody's own is not imported because a file says so: import its module before.
+    The digests of its weights and its configuration are checked. A mixer outside of dlrnn is
+    imported, which runs its code, only with `trust`.
     """
     folder = Path(source)
     if not folder.is_dir():
         folder = _downloaded(str(source), revision)
     path = folder / CONFIG
     require(path.is_file(), f"{folder} holds no model: it has no {CONFIG}")
+    content = read_bytes(path, links=True)  # the Hub's cache is made of links
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        needed = ("format", "model", "options")
+        config = fit_fields(parse_json(content, str(path)), _SCHEMA, str(path), needed=needed)
         known, kind, options = config["format"], config["model"], config["options"]
         require(known == _FORMAT, f"it has format {known}; this dlrnn reads {_FORMAT}")
         require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
-        _check_trusted(options.get("config"))
+        inner = options.get("config")
+        mixer = inner.get("mixer") if isinstance(inner, dict) else None
+        if isinstance(mixer, str) and "." in mixer:
+            check_import(mixer, path, trust=trust)
         model = _MAKERS[kind](**options)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} describes no model of dlrnn: {reason}") from error
-    _load(model, folder / WEIGHTS)
+    _load(model, _weights(folder, content), folder / WEIGHTS)
     return model.eval()
 
 
@@ -129,20 +141,28 @@ def _is_ours(folder: Path) -> bool:
     if (folder / BEGUN).is_file():
         return True
     try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(folder / CONFIG), CONFIG)
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and {"format", "dlrnn", "model", "options"} <= found.keys()
 
 
-def _check_trusted(config: Any) -> None:
-    """To import a module runs it."""
-    mixer = config.get("mixer") if isinstance(config, dict) else None
-    if mixer is None or mixer in MIXERS:
-        return
-    module = str(mixer).rpartition(".")[0]
-    known = not module or module in sys.modules
-    require(known, f"its mixer is {mixer!r}: `import {module}` before, if you trust it")
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _weights(folder: Path, config: bytes) -> dict[str, Tensor]:
+    """The tensors of a model, which must have been saved with this configuration."""
+    path = folder / WEIGHTS
+    found = read_sealed(path, links=True)
+    advice = "export the model again"
+    require(found.sealed, f"{path} has no SHA-256, so it may be damaged: {advice}")
+    for name in ("config", *(["tokenizer"] if "tokenizer" in found.metadata else [])):
+        other = folder / {"config": CONFIG, "tokenizer": TOKENIZER}[name]
+        content = config if name == "config" else read_bytes(other, MOST_TOKENIZER, links=True)
+        same = found.metadata.get(name) == _digest(content)
+        require(same, f"{other} is not the one that {path} was saved with: {advice}")
+    return found.tensors
 
 
 def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
@@ -160,14 +180,15 @@ def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _load(model: nn.Module, path: Path) -> None:
+def _load(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Tensors as the file has them, also their types."""
-    tensors: dict[str, Tensor] = read_tensors(path)
     own = model.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         here, there = (list(t[name].shape) if name in t else None for t in (own, tensors))
         sizes = f"{name} is {there or 'not there'}, not {here or 'there'}"
         require(here == there, f"{path} does not fit its {CONFIG}: {sizes}")
+        kinds = own[name].is_floating_point(), tensors[name].is_floating_point()
+        require(kinds[0] == kinds[1], f"{path} does not fit its {CONFIG}: {name} has another type")
     model.load_state_dict(tensors, assign=True)
 
 

@@ -1,15 +1,15 @@
 """Layers in files: safetensors, with the options of every DLR layer in the header."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from dlrnn._disk import write_whole
+from dlrnn._untrusted import fit, parse_json, read_sealed, seal
 from dlrnn.nn.dlr import DLR
 from dlrnn.ops.checks import require
 
@@ -28,8 +28,8 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     write_whole(path, model_bytes(model))
 
 
-def model_bytes(model: nn.Module) -> bytes:
-    """What `save_model` writes."""
+def model_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> bytes:
+    """What `save_model` writes: with a SHA-256 of all of it, and with this metadata."""
     kind = type(model).__name__
     require(isinstance(model, nn.Module), f"save_model takes a model, not a {kind}")
     modules = model.named_modules(remove_duplicate=False)  # a shared layer has two names
@@ -42,7 +42,7 @@ def model_bytes(model: nn.Module) -> bytes:
         gathered = f"{name} is a {kind}, a part of it: gather it first (`full_tensor()`)"
         require(not hasattr(value, "full_tensor"), gathered)
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return bytes(save(tensors, metadata={HEADER: json.dumps(options)}))
+    return seal(tensors, {**(metadata or {}), HEADER: json.dumps(options)})
 
 
 def load_layers(
@@ -74,11 +74,6 @@ def load_layers(
     return layers
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, by its name."""
-    return _read(Path(path))[0]
-
-
 def _layer(own: dict[str, Tensor], options: dict[str, Any] | None, given: dict[str, Any]) -> DLR:
     for option, value in given.items():
         said = options.get(option, value) if options else value
@@ -96,19 +91,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
             f"{path}: only .safetensors files are read (nothing is unpickled); write one with"
             " safetensors.torch.save_file(model.state_dict(), path)"
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    try:
-        header = json.loads(metadata.get(HEADER, "{}"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: its {HEADER!r} header is not JSON: {error}") from error
-    fits = isinstance(header, dict) and all(isinstance(o, dict) for o in header.values())
-    require(fits, f"{path}: its {HEADER!r} header must hold options by layer, not {header!r}")
-    return tensors, header
+    found = read_sealed(path, links=True)
+    told = found.metadata.get(HEADER)
+    if told is None:
+        return found.tensors, {}
+    require(found.sealed, f"{path} has no SHA-256, so it may be damaged: save the model again")
+    where = f"the header {HEADER!r} of {path}"
+    return found.tensors, fit(parse_json(told.encode(), where), dict[str, dict[str, Any]], where)
 
 
 def _options_from_shapes(own: dict[str, Tensor]) -> dict[str, Any]:

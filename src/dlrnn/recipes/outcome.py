@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dlrnn._untrusted import read_bytes
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
@@ -30,6 +31,8 @@ class Outcome:
 
     status: str
     scores: dict[str, float] | None = None
+    refused: bool = False
+    """Whether a file of the run was refused."""
 
 
 def run_config(recipe: Recipe, scale: Scale, seed: int) -> RunConfig:
@@ -63,11 +66,13 @@ def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
         return Outcome(NOT_RUN)
     try:
         check_folder(path, config)
-        return _progress(recipe, RunFolder(path), config)
+        return _progress(recipe, RunFolder.open(path), config)
     except ValueError as error:
-        return Outcome(str(error))
+        return Outcome(str(error), refused=True)
+    except OSError as error:
+        return Outcome(f"{error.filename}: {error.strerror}", refused=True)
     except (KeyError, TypeError, AttributeError):
-        return Outcome(f"{path} holds what no run writes")
+        return Outcome(f"{path} holds what no run writes", refused=True)
 
 
 def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:
@@ -80,25 +85,26 @@ def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome
 
 def check_folder(path: Path, wanted: RunConfig) -> None:
     """A folder of another configuration than the recipe has now is refused."""
-    difference = _difference(asdict(_parsed((path / CONFIG).read_text())), asdict(wanted))
+    found = _parsed(read_bytes(path / CONFIG), str(path / CONFIG))
+    difference = _difference(asdict(found), asdict(wanted))
     if difference:
         advice = "move it away or choose another --out"
         raise ValueError(f"{path} is not of this recipe: its {difference}; {advice}")
 
 
 @cache
-def _parsed(text: str) -> RunConfig:
-    """Parsing takes 30 ms: once a process for each folder."""
-    return from_json(text)
+def _parsed(content: bytes, where: str) -> RunConfig:
+    """Once a process for each folder."""
+    return from_json(content, where)
 
 
-def score_best(path: Path, device: str) -> None:
+def score_best(path: Path, device: str, *, trust: bool = False) -> None:
     """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
     folder = RunFolder.open(path)
     if folder.config.make_task().kind == "regression" or read_test(folder):
         return
     where = torch.device(device)
-    best = load_best(path, where)
+    best = load_best(path, where, trust=trust)
     batches = held_out(best.task, best.config, "test", where)
     write_test(path, best.step, scores(best.model, best.task, batches))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrnn._disk import write_whole
+from dlrnn._untrusted import printable
 from dlrnn.recipes.catalogue import RECIPES, TABLES, advice
 from dlrnn.recipes.outcome import (
     DONE,
@@ -56,9 +57,11 @@ def reproduce(
                 _complete(run_config(recipe, scale, seed), path, how)
             except Exception as error:  # whatever happened, the other runs are not to blame
                 sentence = str(error).partition("\n")[0] or type(error).__name__
-                problems.setdefault(recipe.name, {})[seed] = Outcome(f"broken: {sentence}")
+                problems.setdefault(recipe.name, {})[seed] = Outcome(
+                    f"broken: {sentence}", refused=isinstance(error, ValueError | OSError)
+                )
                 if show:
-                    print(f"{recipe.name}, seed {seed}: {sentence}", flush=True)
+                    print(f"{recipe.name}, seed {seed}: {printable(sentence)}", flush=True)
             write_table(table, out, scale, problems)
     write_table(table, out, scale, problems)
     return [_row_on_disk(recipe, out, scale, problems) for recipe in chosen]
@@ -94,6 +97,7 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
             "paper": numbers(row.paper),
             "yours": numbers(row.yours) or None,
             "status": row.status,
+            "refused": row.refused,
             "minutes": max(1, round(recipe.cost)),
         }
         rows.append(line)

@@ -22,6 +22,8 @@ class Row:
     seeds: int
     spread: dict[str, float]
     status: str
+    refused: bool
+    """Whether a file of a run was refused."""
 
 
 def make_row(recipe: Recipe, found: Mapping[int, Outcome]) -> Row:
@@ -30,7 +32,8 @@ def make_row(recipe: Recipe, found: Mapping[int, Outcome]) -> Row:
     values = {name: [one[name] for one in scores] for name in recipe.paper if scores}
     yours = {name: mean(of_seeds) for name, of_seeds in values.items()}
     spread = {name: max(v) - min(v) for name, v in values.items() if len(scores) > 1}
-    return Row(recipe.name, recipe.paper, yours, len(scores), spread, _status(found))
+    refused = any(each.refused for each in found.values())
+    return Row(recipe.name, recipe.paper, yours, len(scores), spread, _status(found), refused)
 
 
 def _status(found: Mapping[int, Outcome]) -> str:

@@ -11,13 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrnn._disk import open_append
+from dlrnn.models.config import MIXERS
 from dlrnn.recipes.catalogue import chosen
-from dlrnn.recipes.outcome import changed_path, check_folder, outcome_in, run_config, score_best
+from dlrnn.recipes.outcome import (
+    DONE,
+    changed_path,
+    check_folder,
+    outcome_in,
+    run_config,
+    score_best,
+)
 from dlrnn.recipes.recipe import Recipe
 from dlrnn.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.checkpoint import checkpoints, step_of
 from dlrnn.train.folder import CONFIG, RunFolder
+
+IN_USE = "in use by another process"
 
 
 class Wanted(NamedTuple):
@@ -72,43 +83,59 @@ def sweep(
     where = ["--device", device, *(["--until-plain"] if until_plain else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
+    refused: set[Path] = set()
     for run in wanted:
         try:
             if command := _command(run, ["--scale", scale, *overrides]):
                 waiting.append(Job(run, [*command, *where]))
         except ValueError as error:  # this folder, not the others
             said[run.path] = str(error)
+            refused.add(run.path)
     if slurm is not None:
         said |= _submit(waiting, Path(out), slurm, device)
     else:
         said |= _run_all(waiting, jobs)
-    return [_row(run, said.get(run.path, ""), None if slurm else device) for run in wanted]
+    rows = [_row(run, said.get(run.path, ""), None if slurm else device) for run in wanted]
+    for run, row in zip(wanted, rows, strict=True):
+        row["status"] = "refused" if run.path in refused else row["status"]
+    return rows
 
 
 def _command(run: Wanted, settings: list[str]) -> list[str] | None:
     """None if it is complete."""
-    own = [sys.executable, "-m", "dlrnn", "train"]
+    own = [sys.executable, "-P", "-m", "dlrnn", "train"]
     if not (run.path / CONFIG).is_file():
         seed = str(run.config.seed)
         return [*own, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
     check_folder(run.path, run.config)
     if RunFolder.open(run.path).result is not None:
         return None
-    return [*own, "--resume", str(run.path)]
+    return [*own, "--resume", str(run.path), *_trust(run)]
+
+
+def _trust(run: Wanted) -> list[str]:
+    """The folder's mixer is the one that the user named for this sweep, so it needs no consent."""
+    return [] if run.config.model.mixer in MIXERS else ["--trust"]
 
 
 def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
     """How it went; on a device it is tested first, if it was not."""
+    failed = bool(said)
     if not said and device:
         try:
-            score_best(run.path, device)
+            if (run.path / CONFIG).is_file():
+                check_folder(run.path, run.config)
+            score_best(run.path, device, trust=True)
         except Exception as error:  # whatever happened, the other runs are not to blame
             said = str(error).partition("\n")[0] or type(error).__name__
     found = outcome_in(run.path, run.recipe, run.config)
+    if failed and found.status == DONE:  # another sweep has completed it meanwhile
+        said = ""
+    status = "broken" if said and device else found.status
     return {
         "recipe": run.recipe.name,
         "seed": run.config.seed,
-        "status": "broken" if said and device else found.status,
+        "status": "in use" if said == IN_USE else status,
         "paper": next(iter(run.recipe.paper.values()), None),
         "score": next(iter((found.scores or {}).values()), None),
         "said": said,
@@ -164,7 +191,7 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
         return "not begun"
     _say(f"{job.run.name}: {job.starts}, {log}")
     with (
-        open(log, "a") as file,
+        open_append(log) as file,
         subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
         ) as process,
@@ -174,10 +201,10 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
             process.terminate()
         status = process.wait()
         running.remove(process)
-    ended = {0: "done", 130: "stopped", -signal.SIGTERM: "stopped"}.get(status, "broken")
-    _say(f"{job.run.name}: {ended}")
-    if status == 0:
-        return ""
+    ended = {0: "done", 75: IN_USE, 130: "stopped", -signal.SIGTERM: "stopped"}
+    _say(f"{job.run.name}: {ended.get(status, 'broken')}")
+    if status in (0, 75):
+        return IN_USE if status else ""
     said = log.read_text().strip().splitlines()
     return said[-1] if said else f"exit status {status}"
 
@@ -197,7 +224,8 @@ def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[
     executor.update_parameters(partition=partition, gpus_per_node=1, time=24 * 60)
     submitted = {}
     for job in waiting:
-        test = [sys.executable, "-m", "dlrnn", "eval", str(job.run.path), "--device", device]
+        test = [sys.executable, "-P", "-m", "dlrnn", "eval", str(job.run.path), "--device", device]
+        test += _trust(job.run)
         both = f"{shlex.join(job.command)} && {shlex.join(test)}"
         handle = executor.submit(submitit.helpers.CommandFunction(["bash", "-c", both]))
         submitted[job.run.path] = f"submitted as {handle.job_id}"

@@ -1,6 +1,5 @@
 """From the folder of a run to records: what was measured, its curve, and what else lies there."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from dlrnn._untrusted import MOST_LINES, parse_json, read_bytes
 from dlrnn.recipes import as_in_paper
 from dlrnn.recipes.outcome import measured
 from dlrnn.report.origin import origin_of
@@ -166,7 +166,7 @@ class _Side:
         """None if it is not there, or not right."""
         path = self.folder / name
         try:
-            return read(path.read_bytes()) if path.exists() else None
+            return read(read_bytes(path, MOST_LINES)) if path.exists() else None
         except UNREADABLE:
             self.problems.append(f"{path} cannot be read")
             return None
@@ -179,7 +179,7 @@ def _environment(content: bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    found = json.loads(content)
+    found = parse_json(content, "it", nan=True)
     if not isinstance(found, dict):
         raise TypeError
     return found
@@ -238,7 +238,7 @@ def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | Non
     sessions: list[list[dict[str, Any]]] = []
     for line in content.decode().splitlines():
         try:
-            each = json.loads(line)
+            each = parse_json(line.encode(), "it")
         except ValueError:  # cut by a full disk
             continue
         if not sessions or _is_resumed(sessions[-1][-1], each):

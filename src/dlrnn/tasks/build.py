@@ -23,17 +23,18 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from dlrnn._disk import PART, naming, open_append, sync, write_unlocked
 from dlrnn._version import __version__
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.shards import (
     FORMAT,
     MANIFEST,
-    PART,
     PROGRESS,
     SHARD_NAME,
     TOKENIZER,
     Shard,
     Spec,
+    damage,
     listed,
     load_manifest,
     own_hash,
@@ -232,7 +233,7 @@ class _Builder:
             return False
         lines = [self.header, *map(self._entry, (s for s in self.shards if s.file in self.hashes))]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        _write(self.folder / PROGRESS, text.encode())
+        write_unlocked(self.folder / PROGRESS, text.encode())
         return True
 
     def make(self, workers: int) -> None:
@@ -250,7 +251,8 @@ class _Builder:
         """
         seen: set[bytes] = set()
         for shard in self.shards:
-            kept = pq.read_table(self.folder / shard.file, columns=[column, "attempt"])
+            with damage(self.folder / shard.file):
+                kept = pq.read_table(self.folder / shard.file, columns=[column, "attempt"])
             keys, attempts = kept[column].to_pylist(), kept["attempt"].to_pylist()
             changed = False
             for place, index in enumerate(shard.rows):
@@ -281,14 +283,15 @@ class _Builder:
         """The manifest: from now on the set is whole."""
         manifest = {**self.header, "shards": [self._entry(shard) for shard in self.shards]}
         manifest["sha256"] = own_hash(manifest)
-        _write(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_unlocked(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         (self.folder / PROGRESS).unlink()
-        _sync(self.folder)
+        with naming(self.folder / MANIFEST):
+            sync(self.folder)
 
     def _keep(self, shard: Shard, data: bytes) -> None:
-        _write(self.folder / shard.file, data)
+        write_unlocked(self.folder / shard.file, data)
         self.hashes[shard.file] = hashlib.sha256(data).hexdigest()
-        with open(self.folder / PROGRESS, "ab") as file:
+        with naming(path := self.folder / PROGRESS), open_append(path) as file:
             file.write(json.dumps(self._entry(shard)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -373,21 +376,3 @@ def _work(spec: Spec, pipe: Connection) -> None:
             except Exception as error:
                 answer = error
             pipe.send(answer)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Beside, to the disk, then renamed."""
-    part = path.with_name(path.name + PART)
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)

@@ -17,12 +17,12 @@ from typing import Any, cast
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from dlrnn._disk import PART, sync, write_unlocked
 from dlrnn.tasks.archives import entries
-from dlrnn.tasks.build import _check_folder, _found, _header, _locked, _sync, _write
+from dlrnn.tasks.build import _check_folder, _found, _header, _locked
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.shards import (
     MANIFEST,
-    PART,
     PROGRESS,
     SHARD_NAME,
     TOKENIZER,
@@ -177,7 +177,7 @@ class _Importer:
     def make(self, source: Path) -> None:
         """All of it, from the beginning; what goes wrong leaves nothing."""
         if not whole_lines(self.folder / PROGRESS):
-            _write(self.folder / PROGRESS, json.dumps(self.header).encode() + b"\n")
+            write_unlocked(self.folder / PROGRESS, json.dumps(self.header).encode() + b"\n")
         self._clear()
         try:
             for split, row in self._rows(source):
@@ -223,7 +223,7 @@ class _Importer:
         stop = self.counts[split]
         shard = Shard(split, len(self.entries[split]), range(stop - len(rows), stop))
         data = self._encoded(rows)
-        _write(self.folder / shard.file, data)
+        write_unlocked(self.folder / shard.file, data)
         digest = hashlib.sha256(data).hexdigest()
         self.entries[split].append({"file": shard.file, "rows": len(rows), "sha256": digest})
 
@@ -240,14 +240,14 @@ class _Importer:
     def _finish(self) -> None:
         """The manifest: from now on the set is whole."""
         if self.spec.tokenizer is not None:
-            _write(self.folder / TOKENIZER, self.spec.tokenizer)
+            write_unlocked(self.folder / TOKENIZER, self.spec.tokenizer)
         written = [entry for split in SPLITS[:3] for entry in self.entries[split]]
         manifest = {**self.header, "counts": self.counts, "shards": written}
         if self.remark is not None:
             manifest["remark"] = self.remark
         manifest["sha256"] = own_hash(manifest)
-        _write(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_unlocked(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         (self.folder / PROGRESS).unlink()
-        _sync(self.folder)
+        sync(self.folder)
         if self.progress is not None:
             self.progress(sum(self.counts.values()), None)

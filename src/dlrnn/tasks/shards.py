@@ -24,12 +24,14 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from dlrnn._disk import naming
+from dlrnn._untrusted import MOST_LINES, read_bytes
 from dlrnn.tasks.random import SPLITS
 
 FORMAT = 1
 KEPT = 2**28  # bytes of decoded row groups that a reader keeps
 OPEN = 64  # files: a large set has more than a process may have open
-MANIFEST, PROGRESS, PART = "manifest.json", "progress.jsonl", ".part"
+MANIFEST, PROGRESS = "manifest.json", "progress.jsonl"
 TOKENIZER = "tokenizer.json"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet")
 
@@ -113,7 +115,8 @@ def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What a whole set says of itself."""
     folder = _there(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        content = read_bytes(folder / MANIFEST, MOST_LINES, links=True)
+        manifest = json.loads(content)
     except FileNotFoundError:
         begun = (folder / PROGRESS).exists()
         state = "was not built to its end; run its build again" if begun else "holds no set"
@@ -267,7 +270,7 @@ class Split:
     def _file(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
             path = self._paths[shard]
-            with _damage(path):
+            with damage(path):
                 if shard not in self._whole and sha256(path) != self._hashes[shard]:
                     raise pa.ArrowInvalid("it is not what was written")
                 self._whole.add(shard)
@@ -282,7 +285,7 @@ class Split:
         with self._lock:
             if place not in self._kept:
                 file = self._file(shard)
-                with _damage(self._paths[shard]):
+                with damage(self._paths[shard]):
                     table = file.read_row_group(group, columns=self.columns, use_threads=False)
                 self._kept[place] = table
                 self._kept_bytes += table.nbytes
@@ -293,7 +296,7 @@ class Split:
 
 
 @contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def damage(path: Path) -> Iterator[None]:
     """What pyarrow or the disk says, as a sentence about the file."""
     try:
         yield
@@ -322,7 +325,7 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that may end in a torn one."""
     lines: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_bytes().split(b"\n")[:-1]:
+        for line in read_bytes(path, MOST_LINES).split(b"\n")[:-1]:
             try:
                 lines.append(json.loads(line))
             except ValueError:
@@ -332,7 +335,7 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 
 def sha256(path: Path) -> str:
     """Of a file's bytes."""
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

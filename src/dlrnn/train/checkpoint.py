@@ -1,23 +1,30 @@
-"""Checkpoints: one safetensors file, model and optimizer; the counters are in its header."""
+"""Checkpoints: one safetensors file, model and optimizer; the counters are in its header.
+
+The header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
+"""
 
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrnn._disk import write_whole
+from dlrnn._disk import naming, write_whole
+from dlrnn._untrusted import fit_fields, parse_json, read_sealed, seal
 from dlrnn.train.sharded import like, whole
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # the last good one stays when the newest is damaged
+_CHECKPOINT = {
+    **{"step": int, "records": int, "snapshots": int, "best": dict[str, int | float | None]},
+    **{"last": dict[str, float], "config": str, "data": str | None},
+    **{"logged": int, "loss_sum": float, "records_sha256": str},
+}
+_BEST = {"step": int, "config": str, "metric": str, "value": float}
 
 
 def tensors_of(
@@ -43,14 +50,20 @@ def save_checkpoint(
 ) -> None:
     """`step-N.safetensors`; older ones but the last are removed."""
     _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
+    remove_old(folder)
+
+
+def remove_old(folder: Path) -> None:
+    """All checkpoints but the last two; a run that was killed may have left a third."""
     for path in checkpoints(folder)[:-_KEPT]:
-        path.unlink()
+        with naming(path):
+            path.unlink()
 
 
 def save_best(
     folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
 ) -> None:
-    """`best.safetensors`: the model alone."""
+    """`best.safetensors`: the model alone; the digest of its configuration is among `counters`."""
     _write(folder / BEST, tensors, {"step": step, **counters})
 
 
@@ -74,13 +87,11 @@ class Found(NamedTuple):
 
 
 def newest(folder: Path) -> Found | None:
-    """The newest checkpoint that can be read; None if there is none at all."""
+    """The newest checkpoint that is whole; None if there is none at all."""
     problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             tensors, counters = read(path)
-            if not counters.keys() >= {"step", "records"}:
-                raise ValueError(f"{path} is the model of a run, not a checkpoint")
         except ValueError as error:
             problems.append(str(error))
             continue
@@ -97,6 +108,9 @@ def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None
     for name, value in own.items():
         if name not in found:
             raise ValueError(f"{path} is of another model: it has no {name}")
+        if found[name].dtype != value.dtype:
+            kinds = f"{found[name].dtype}, not {value.dtype}"
+            raise ValueError(f"{path} is of another model: its {name} is {kinds}")
         if found[name].shape != value.shape:
             shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
             raise ValueError(f"{path} is of another model: its {name} is {shapes}")
@@ -107,29 +121,28 @@ def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None
 
 
 def header(path: Path) -> dict[str, Any]:
-    """The counters of a checkpoint."""
+    """The counters of the best model, or of a checkpoint; all of the file is checked."""
     return _read(path, tensors=False)[1]
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and counters of a checkpoint."""
+    """Tensors and counters of the best model, or of a checkpoint."""
     return _read(path, tensors=True)
 
 
 def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            found = {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
-            counters: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
-            if tensors and counters.get("sum", own := _sum(found)) != own:
-                raise ValueError("its numbers are not those that were written")
-    except FileNotFoundError:
-        there = "it cannot be read" if path.exists() else "there is no such file"
-        raise ValueError(f"{path}: {there}") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from error
-    return found, counters
+    found = read_sealed(path, tensors=tensors)
+    if not found.sealed or HEADER not in found.metadata:
+        raise ValueError(f"{path} is no checkpoint of this version: it has no SHA-256 or counters")
+    where = f"{path}: its header"
+    values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
+    if path.name == BEST:
+        return found.tensors, fit_fields(values, _BEST, where)
+    counters = fit_fields(values, _CHECKPOINT, where, needed=("step", "records", "config"))
+    fits = 0 <= counters.get("logged", counters["step"]) <= counters["step"]
+    if not fits or counters["step"] != step_of(path) or counters["records"] < 0:
+        raise ValueError(f"{where} does not fit its name or itself")
+    return found.tensors, counters
 
 
 def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
@@ -137,16 +150,7 @@ def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> 
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
-    counters = {**counters, "sum": _sum(still)}
-    write_whole(path, save(still, metadata={HEADER: json.dumps(counters)}))
-
-
-def _sum(tensors: dict[str, Tensor]) -> str:
-    """Of all bytes: a file of safetensors has no checksum of its own."""
-    found = 0
-    for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
+    write_whole(path, seal(still, {HEADER: json.dumps(counters)}))
 
 
 def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -167,6 +171,10 @@ def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opti
         found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         if not found:  # a parameter that has no gradient has no state
             continue
+        shapes = {key: value.shape for key, value in found.items()}
+        wanted = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        if shapes != wanted:
+            raise ValueError(f"the checkpoint is of another optimizer: {name} has other moments")
         step = found.pop("step").to(parameter.device if on_device else "cpu")
         state = {key: like(value, parameter) for key, value in found.items()}
         optimizer.state[parameter] = {"step": step, **state}

@@ -1,6 +1,7 @@
 """A run is one complete typed configuration: nothing lives in shell history."""
 
 import argparse
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -8,12 +9,16 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser
 
 from dlrnn import tasks
+from dlrnn._untrusted import fit, fit_fields, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
+
+LARGEST_SIZE = 2**31
+"""The largest size that a model or a task may have."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class RunConfig:
         for name in (*counts, "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in (("batch_size", 2**24), ("eval_batches", 10**6), ("steps", 10**12)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, not {getattr(self, name)}")
         for name in ("lr", "kernel_lr", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -116,6 +124,12 @@ class RunConfig:
             del values["deterministic"]
         return values
 
+    def digest(self) -> str:
+        """SHA-256 of all that decides the run: not of the place where its data lies."""
+        values = self.identity()
+        values["task"]["settings"].pop("folder", None)
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
 
 def in_json(values: dict[str, Any]) -> str:
     """Readable."""
@@ -128,19 +142,32 @@ def in_json(values: dict[str, Any]) -> str:
 _OPTIONS = (("task", "settings"), ("model", "mixer_options"))  # whose values are of any type
 
 
-def from_json(text: str) -> RunConfig:
-    """What `to_json` wrote; unknown keys raise."""
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the configuration is not JSON: {error}") from error
+def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
+    """What `to_json` wrote; it may come from anybody, so nothing in it is imported or called."""
+    content = text.encode() if isinstance(text, str) else text
+    return _fitted(parse_json(content, where), where)
+
+
+def _fitted(values: Any, where: str) -> RunConfig:
+    """A configuration from plain values: known keys, the types of the fields, sizes in bounds."""
     if not isinstance(values, dict):
-        raise ValueError(f"a configuration is a JSON object, not {values!r}")
-    task = values.get("task")
-    name = task.get("name") if isinstance(task, dict) else None
-    with _one_sentence():
-        parser = _parser(_model_class(name), None)
-        return _texts(_made(parser, parser.parse_object(deepcopy(values))), values)
+        raise ValueError(f"{where} must be a JSON object, not {values!r:.60}")
+    task = fit(values.get("task"), TaskConfig, f"{where}: task")
+    schema = {**get_type_hints(RunConfig), "model": _model_class(task.name)}
+    try:
+        found = fit_fields(values, schema, where, needed=("task", "model"))
+        _check_bounds({part: values[part] for part in ("task", "model")})
+        return RunConfig(**found)
+    except ValueError as error:
+        raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
+
+
+def _check_bounds(values: Any, inside: str = "") -> None:
+    """Whole numbers that no model or task has: they would only fill the memory."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        _check_bounds(value, f"{inside}{name}.")
+        if isinstance(value, int) and value > LARGEST_SIZE and name != "seed":
+            raise ValueError(f"{inside}{name} must be at most {LARGEST_SIZE}, not {value}")
 
 
 def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
@@ -164,10 +191,12 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
             other = f"{values.task.name} needs another kind of model than {config.task.name}"
             raise ValueError(f"{other}: begin with a recipe of it")
         parser = _parser(model, deepcopy(defaults))
-        return _texts(_made(parser, parser.parse_args(list(arguments))), defaults, arguments)
+        values = parser.parse_args(list(arguments))
+    made = _fitted(values.as_dict(), "the settings")
+    return _texts(made, defaults, arguments)
 
 
-def _texts(config: RunConfig, known: dict[str, Any], arguments: Sequence[str] = ()) -> RunConfig:
+def _texts(config: RunConfig, known: dict[str, Any], arguments: Sequence[str]) -> RunConfig:
     """The parser reads a text among options, "1", as a number: those `known` are put back.
 
     In the arguments, which are texts all, one in double quotes stays one.
@@ -231,10 +260,6 @@ def _parser(
     if defaults is not None:
         parser.set_defaults(defaults)
     return parser
-
-
-def _made(parser: ArgumentParser, values: Namespace) -> RunConfig:
-    return RunConfig(**parser.instantiate(values).as_dict())
 
 
 @contextmanager

@@ -11,6 +11,7 @@ result.json        written last: the run is complete
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -18,17 +19,31 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from dlrnn._disk import lock, write_whole
+from dlrnn._disk import lock, naming, open_append, require_own, write_whole
+from dlrnn._untrusted import MOST_LINES, fit_fields, parse_json, read_bytes
 from dlrnn._version import __version__
 from dlrnn.models.pretrained import WEIGHTS
 from dlrnn.train.config import RunConfig, from_json
 
 CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
 RECORDS, TIMING, LOCK = "records.jsonl", "timing.jsonl", "lock"
+_ENVIRONMENT = {
+    **{"dlrnn": str, "git": str | None, "changed": bool, "python": str, "torch": str},
+    **{"device": str, "threads": int},
+}
+_RESULT = {
+    **{"task": str, "metric": str, "value": float, "best": float | None, "best_step": int},
+    **{"steps": int, "stopped": str, "seed": int, "parameters": int, "seconds": float},
+    **{"seconds_from_step": int, "device": str},
+}
+
+
+class InUseError(ValueError):
+    """Another process trains the run."""
 
 
 class RunFolder:
@@ -47,6 +62,7 @@ class RunFolder:
         again. Call it `locked`.
         """
         folder = cls(path)
+        check_links(folder.path)
         files = {ENVIRONMENT: json.dumps(environment(), indent=1).encode(), **(files or {})}
         if not folder._is_bare(files):
             if (folder.path / RESULT).exists():
@@ -70,7 +86,7 @@ class RunFolder:
         """Empty, or stopped before anything was trained."""
         first = {CONFIG, *files}
         first |= {f"{name}.part" for name in first}
-        first |= {LOCK, RECORDS, TIMING, "tensorboard", "wandb"}
+        first |= {LOCK, RECORDS, TIMING, "snapshots.jsonl", "tensorboard", "wandb"}
         records = self.path / RECORDS
         untouched = not records.exists() or records.stat().st_size == 0
         return untouched and {path.name for path in self.path.iterdir()} <= first
@@ -93,6 +109,7 @@ class RunFolder:
             )
         if (path / WEIGHTS).is_file():
             raise ValueError(f"{path} is an exported model; name the run that it was made from")
+        check_links(path)
         return cls(path)
 
     def note_environment(self, *, anew: bool) -> None:
@@ -102,8 +119,10 @@ class RunFolder:
             write_whole(path, json.dumps(environment(), indent=1).encode())
             return
         try:
-            first = self.values(ENVIRONMENT) or {}
-        except ValueError:  # damaged, and no run needs it
+            content = parse_json(read_bytes(path), str(path))
+            schema = {**_ENVIRONMENT, "then": list[dict[str, Any]]}
+            first = fit_fields(content, schema, str(path), needed=())
+        except (ValueError, FileNotFoundError):  # damaged, and no run needs it
             return
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
@@ -113,38 +132,47 @@ class RunFolder:
     @property
     def config(self) -> RunConfig:
         """As it was begun with."""
-        try:
-            return from_json((self.path / CONFIG).read_text())
-        except ValueError as error:
-            raise ValueError(f"{self.path / CONFIG}: {error}") from error
+        path = self.path / CONFIG
+        return from_json(read_bytes(path), str(path))
 
     @property
     def result(self) -> dict[str, Any] | None:
         """None while the run is not complete."""
         advice = f"remove it and `dlrnn train --resume {self.path}`"
         found = self.values(RESULT, advice)
-        if found is not None and not found.keys() >= {"steps", "best", "metric"}:
-            raise ValueError(f"{self.path / RESULT} is damaged: {advice}")
-        return found
+        if found is None:
+            return None
+        try:
+            needed = ("steps", "best", "metric", "value", "best_step")
+            return fit_fields(found, _RESULT, str(self.path / RESULT), needed=needed)
+        except ValueError as error:
+            raise ValueError(f"{self.path / RESULT} is damaged: {advice}") from error
 
     def values(self, name: str, advice: str = "") -> dict[str, Any] | None:
-        """Of a file of JSON, by name; None if there is none."""
+        """The values in a file of JSON, by name; None if there is none."""
         path = self.path / name
         with contextlib.suppress(FileNotFoundError):
-            if isinstance(found := _json(path.read_bytes()), dict):
-                return found
+            with contextlib.suppress(ValueError):
+                found = parse_json(read_bytes(path), str(path), nan=True)
+                if isinstance(found, dict):
+                    return found
             raise ValueError(f"{path} is damaged{': ' if advice else ''}{advice}")
         return None
 
     def records(self) -> list[dict[str, Any]]:
-        """Every line of records.jsonl; a last one that was cut is none."""
+        """Every line of records.jsonl; a truncated last line is ignored."""
         path, found = self.path / RECORDS, []
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        lines = read_bytes(path, MOST_LINES).split(b"\n")[:-1] if path.exists() else []
         for number, line in enumerate(lines, start=1):
-            each = _json(line)
-            if not isinstance(each, dict) or not each.keys() >= {"step", "split"}:
-                raise ValueError(f"{path}, line {number}, is not a record of a run")
-            found.append(each)
+            where = f"{path}, line {number}"
+            try:
+                each = parse_json(line, where, nan=True)
+                known = {"step": int, "split": Literal["train", "validation", "test"]}
+                names = each if isinstance(each, dict) else ()
+                schema = {**{str(name): float for name in names}, **known}
+                found.append(fit_fields(each, schema, where, needed=known))
+            except ValueError as error:
+                raise ValueError(f"{where}, is not a record of a run: {error}") from error
         return found
 
     @contextlib.contextmanager
@@ -153,49 +181,75 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a folder was expected")
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / LOCK, "a") as file:
+        check_links(self.path)
+        with open_append(self.path / LOCK) as file:
             try:
                 lock(file.fileno(), wait=False)
             except BlockingIOError:
-                raise ValueError(f"{self.path} is in use by another process") from None
+                raise InUseError(f"{self.path} is in use by another process") from None
             yield
 
 
-def _json(content: bytes) -> Any:
-    """None where there is none in it."""
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None
+def check_links(folder: Path) -> None:
+    """Refuse a folder with links or special files in it: writing to one would write elsewhere."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() or not path.is_dir():
+                require_own(path)
 
 
 class Lines:
-    """A file of JSON lines that is only appended to, cut back on resume to the length it had."""
+    """A file of JSON lines that is only appended to.
 
-    def __init__(self, path: Path, length: int | None) -> None:
-        there = path.stat().st_size if path.exists() else 0
+    On resume it is cut back to the `length` that it had at the checkpoint; without one, a last line
+    that was cut becomes a line of its own.
+    """
+
+    def __init__(self, path: Path, length: int | None, sha256: str | None = None) -> None:
+        self.path = path
+        there = path.lstat().st_size if path.exists() else 0
         if length is not None and there < length:
             has = f"is shorter ({there} bytes) than" if path.exists() else "is gone, which has"
             raise ValueError(f"{path} {has} {length} bytes of its checkpoint: begin a new run")
-        self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
-        if length is not None:
-            self._file.truncate(length)
-        elif there and not path.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")  # after a line that a full disk has cut
+        self._digest = hashlib.sha256()
+        self._file = open_append(path)
+        with naming(path):
+            if length is not None:
+                self._file.truncate(length)
+            self._file.seek(0)
+            before = self._file.read()
+            self._digest.update(before)
+            if before and not before.endswith(b"\n"):
+                self._file.write(b"\n")  # after a line that a full disk has cut
+        if sha256 not in (None, self.sha256):
+            self._file.close()
+            raise ValueError(f"{path} is not as it was at the checkpoint: begin a new run")
 
     def append(self, values: dict[str, Any]) -> None:
         """Add a line; it is in the file when this returns."""
-        self._file.write(json.dumps(values).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(values, separators=self.separators).encode() + b"\n"
+        self._digest.update(line)
+        with naming(self.path):
+            self._file.write(line)
+            self._file.flush()
+
+    separators: tuple[str, str] | None = None
+
+    @property
+    def sha256(self) -> str:
+        """Of all lines so far."""
+        return self._digest.hexdigest()
 
     def length(self) -> int:
         """Bytes that are safe on the disk."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """No more lines."""
-        self._file.close()
+        """No more lines. After an error the buffer may still hold some, which are lost."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def environment() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The one loop for all tasks and models."""
 
-import hashlib
 import json
 import math
 import time
@@ -14,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlrnn._disk import write_whole
-from dlrnn.analysis.snapshot import append_snapshot
+from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
 from dlrnn.models import LanguageConfig
 from dlrnn.models.model import Block
 from dlrnn.ops.checks import NotFiniteError
@@ -27,6 +26,7 @@ from dlrnn.train.checkpoint import (
     load_model,
     load_optimizer,
     newest,
+    remove_old,
     save_best,
     save_checkpoint,
     tensors_of,
@@ -34,9 +34,9 @@ from dlrnn.train.checkpoint import (
 from dlrnn.train.config import RunConfig, from_json
 from dlrnn.train.deterministic import deterministic
 from dlrnn.train.evaluate import Share, averaged, evaluate, held_out
-from dlrnn.train.folder import RECORDS, RESULT, TIMING, Lines, RunFolder
+from dlrnn.train.folder import CONFIG, RECORDS, RESULT, TIMING, Lines, RunFolder
 from dlrnn.train.interrupt import asked_to_stop
-from dlrnn.train.model import make_model
+from dlrnn.train.model import check_trusted, make_model
 from dlrnn.train.plain import Judged, in_words, may_stop, plain_level
 from dlrnn.train.processes import make_fabric
 from dlrnn.train.progress import Shown, Silent
@@ -59,6 +59,7 @@ def train(
     until_plain: bool = False,
     show: bool = True,
     writer: str = "tensorboard",
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Begin a run in a new folder, or, without a configuration, go on with the one that is there.
 
@@ -66,7 +67,8 @@ def train(
     same weights and records, bit by bit, on the same device (attention on a GPU: see the setting
     `deterministic`). `devices` and `nodes` are what torchrun says, by default; `sharded`
     processes share the parameters instead of having a copy each. `until_plain` ends a run whose
-    metric is plainly at 0 or 1 (train/plain.py).
+    metric is plainly at 0 or 1 (train/plain.py). A mixer outside of dlrnn that the folder's
+    configuration names is imported, which runs its code, only with `trust`.
     """
     folder = RunFolder(path)
     if config is None:
@@ -76,6 +78,8 @@ def train(
     known = folder.config if config is None else config
     if config is None and (result := folder.result) is not None:
         return result
+    if config is None:
+        check_trusted(known, folder.path / CONFIG, trust=trust)
     check_writer(writer)
     fabric = make_fabric(device, known.precision, devices, nodes, sharded=sharded)
     fabric.launch()
@@ -197,11 +201,14 @@ class _Run:
                     f"{self.folder.path} was begun with another {what}: begin a new run"
                 )
         self.best, self.last = counters.get("best", self.best), counters.get("last", self.last)
-        self._keep_later_best()
+        self.later = self._later_best()
         if self.leads:
-            self.records = Lines(self.folder.path / RECORDS, counters["records"])
-            self.timing = Lines(self.folder.path / TIMING, 0 if found is None else None)
-            for lines in (self.records, self.timing):
+            here, digest = self.folder.path, counters.get("records_sha256")
+            self.records = Lines(here / RECORDS, counters["records"], digest)
+            self.timing = Lines(here / TIMING, 0 if found is None else None)
+            self.snapshots = Lines(here / SNAPSHOTS, counters.get("snapshots", 0))
+            self.snapshots.separators = (",", ":")
+            for lines in (self.records, self.timing, self.snapshots):
                 stack.callback(lines.close)
         step: int = counters["step"]
         self.logged, self.loss_sum = counters.get("logged", step), counters.get("loss_sum", 0.0)
@@ -210,21 +217,25 @@ class _Run:
         self.judged: list[Judged] = self.fabric.broadcast(judged)
         return step
 
-    def _keep_later_best(self) -> None:
-        """A best model may have been written after the checkpoint that the run goes on from, and
-        another device may not find it again: it stays the best.
+    def _later_best(self) -> dict[str, Any] | None:
+        """The best model on disk, if it was written after the checkpoint that the run goes on from.
+
+        On the same device the run finds it again; on another one it may not, and then it stays.
         """
         with suppress(ValueError):  # there is none, or it is damaged: the next best replaces it
             later = header(self.folder.path / BEST)
-            if later["step"] > self.best["step"]:
-                self.best = {"value": later[self.task.metric], "step": later["step"]}
+            if later["step"] > self.best["step"] and later["config"] == self.origin["config"]:
+                return {"value": later["value"], "step": later["step"]}
+        return None
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        if best is None or math.isnan(best):
+            return True
+        return value < best if self.task.less_is_better else value > best
 
     def _origin(self) -> dict[str, str | None]:
         """What a run cannot go on with if it has changed: not where its data lies."""
-        config = self.config.identity()
-        config["task"]["settings"].pop("folder", None)
-        digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()
-        return {"config": digest, "data": self.task.digest()}
+        return {"config": self.config.digest(), "data": self.task.digest()}
 
     def go(self) -> dict[str, Any]:
         """Every step that is left."""
@@ -268,6 +279,7 @@ class _Run:
         batches.close()
         result = self._result(done, time.perf_counter() - began)
         if self.leads:
+            remove_old(self.folder.path)
             content = json.dumps(result, indent=1) + "\n"
             write_whole(self.folder.path / RESULT, content.encode())
         self.fabric.barrier()
@@ -313,20 +325,22 @@ class _Run:
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
         self.judged.append((step, value))
-        best = self.best["value"]
-        better = best is None or (value < best if self.task.less_is_better else value > best)
-        if better or math.isnan(best):
+        if self._is_better(value, self.best["value"]):
             self.best = {"value": value, "step": step}
             tensors = tensors_of(self.bare, keep=self.leads)
-            if self.leads:
-                save_best(self.folder.path, step, tensors, {self.task.metric: value})
+            later = self.later if self.later and self.later["step"] > step else None
+            if self.leads and (later is None or self._is_better(value, later["value"])):
+                counters = {"config": self.origin["config"], "metric": self.task.metric}
+                save_best(self.folder.path, step, tensors, {**counters, "value": value})
 
     def _snapshot(self, step: int, *, ends: bool) -> None:
         """What the report's explorer shows: after 1, 2, 4, ... evaluations, and at the end."""
         count = -(-step // self.config.eval_every)
         due = count & (count - 1) == 0 or ends
         if due and self.leads and not is_sharded(self.fabric):
-            append_snapshot(self.folder.path, self.bare, step, self.task.input_length)
+            taken = snapshot(self.bare, step, self.task.input_length)
+            if taken["layers"]:
+                self.snapshots.append(taken)
 
     def _checkpoint(self, step: int) -> None:
         """Between two records of the loss it has the sum since the last one."""
@@ -338,7 +352,8 @@ class _Run:
         tensors = tensors_of(self.bare, self.bare_optimizer, keep=self.leads)
         if self.leads:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
-            counters |= self.origin
+            counters |= {"records_sha256": self.records.sha256, **self.origin}
+            counters["snapshots"] = self.snapshots.length()
             if self.logged < step:
                 counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}
             save_checkpoint(self.folder.path, step, tensors, counters)
@@ -357,14 +372,17 @@ class _Run:
                 self.writer.add_scalar(f"{name}/{split}", value, step)
 
     def _result(self, steps: int, seconds: float) -> dict[str, Any]:
+        later, best = self.later, self.best
+        if later is not None and self._is_better(later["value"], best["value"]):
+            best = later
         level = None if steps == self.config.steps else plain_level(self.judged, steps)
         stopped = "" if level is None else in_words(self.task.metric, level)
         return {
             "task": self.task.name,
             "metric": self.task.metric,
             "value": self.last[self.task.metric],
-            "best": self.best["value"],
-            "best_step": self.best["step"],
+            "best": best["value"],
+            "best_step": best["step"],
             "steps": steps,
             **({"stopped": stopped} if stopped else {}),
             "seed": self.config.seed,

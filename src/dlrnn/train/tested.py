@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from dlrnn._disk import write_whole
+from dlrnn._untrusted import fit
 from dlrnn.train.checkpoint import BEST, header
 from dlrnn.train.folder import RunFolder
 
@@ -26,5 +27,10 @@ def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
 
 def read_test(folder: RunFolder) -> dict[str, float]:
     """{} if the best checkpoint was not tested: an older one may have been."""
-    found = folder.values(TEST, f"`dlrnn eval {folder.path}` writes it again") or {}
-    return found if found and found.pop("step", None) == best_step(folder) else {}
+    advice = f"`dlrnn eval {folder.path}` writes it again"
+    found = folder.values(TEST, advice) or {}
+    try:
+        metrics: dict[str, float] = fit(found, dict[str, float], str(folder.path / TEST))
+    except ValueError as error:
+        raise ValueError(f"{error}: {advice}") from error
+    return metrics if metrics and metrics.pop("step", None) == best_step(folder) else {}

@@ -1,13 +1,16 @@
 """Who else keeps a run's scalars: TensorBoard, or Weights & Biases where it is installed."""
 
-import json
+import contextlib
 import os
 import secrets
+import socket
+import time
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from dlrnn._disk import write_whole
-from dlrnn.train.folder import CONFIG
+from dlrnn._disk import naming, open_append, write_whole
+from dlrnn._untrusted import read_bytes, read_json
+from dlrnn.train.folder import CONFIG, check_links
 
 WRITERS = ("tensorboard", "wandb", "none")
 
@@ -40,16 +43,47 @@ def check_writer(name: str) -> None:
 def open_writer(name: str, folder: Path, start: int) -> Writer | None:
     """For a run that goes on from the step `start`."""
     if name == "tensorboard":
-        return _tensorboard(folder, start)
+        return _TensorBoard(folder, start)
     return _WeightsAndBiases(folder) if name == "wandb" else None
 
 
-def _tensorboard(folder: Path, start: int) -> Writer:
-    """Event files beside the records; what a killed run wrote after `start` is shown no more."""
-    from torch.utils.tensorboard import SummaryWriter
+class _TensorBoard:
+    """Event files beside the records, written at once, so that an error names its file.
 
-    writer: Writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-    return writer
+    Values after the step `start` that a killed run left in older files are not shown any more.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder = folder / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        check_links(folder)
+        place = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self.path = folder / f"events.out.tfevents.{int(time.time()):010d}.{place}"
+        self._file = open_append(self.path)
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        self._write(step=start + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, **content: Any) -> None:
+        event = self._event(wall_time=time.time(), **content)
+        with naming(self.path):
+            self._records.write(event.SerializeToString())
+            self._file.flush()
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """One value."""
+        value = self._summary.Value(tag=tag, simple_value=scalar_value)
+        self._write(step=global_step, summary=self._summary(value=[value]))
+
+    def close(self) -> None:
+        """Every value is in the file already; after an error the last one may be lost."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class _WeightsAndBiases:
@@ -59,9 +93,9 @@ class _WeightsAndBiases:
         import wandb
 
         kept = folder / "wandb" / "id"
-        there = kept.read_text() if kept.is_file() else ""
+        there = read_bytes(kept, 256).decode() if kept.is_file() else ""
         name = there or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        config = json.loads((folder / CONFIG).read_text())
+        config = read_json(folder / CONFIG)
         about = {"dir": str(folder), "name": str(folder), "config": config}
         try:
             self.run = wandb.init(id=name, resume="allow", **about)

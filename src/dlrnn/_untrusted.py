@@ -1,0 +1,367 @@
+"""Opening what others wrote: every file of a run, an exported model, a set or a results folder.
+
+Such a file is untrusted input. This module is the only one that parses it, and it holds the rules:
+
+- sizes are limited, links and special files are refused (`read_bytes`);
+- JSON holds scalars, lists and plain mappings; strings hold no control characters; a key that could
+  name a class (`class_path`) is refused (`parse_json`);
+- values have the types of a schema, and unknown keys are refused (`fit`, `fit_fields`);
+- safetensors files carry a SHA-256 of all their bytes (`seal`, `read_sealed`);
+- a class that a file names is imported only if it is ours, or if the user said so
+  (`check_import`).
+
+Every refusal is a ValueError of one sentence that names the file.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from io import BufferedReader
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+
+from dlrnn._disk import naming, require_own
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_JSON = 2**24
+"""Bytes of a JSON file."""
+MOST_LINES = 2**28
+"""Bytes of a file of JSON lines: records, times, snapshots."""
+DEEPEST = 16
+"""Levels of lists and mappings inside each other."""
+LARGEST = 2**63
+"""Whole numbers lie below it."""
+
+DIGEST = "sha256"
+"""The entry of a safetensors header that holds the SHA-256 of the file."""
+_BLANK = "0" * 64
+COMPACT: dict[str, Any] = {"separators": (",", ":")}
+_MOST_HEADER = 2**27
+_CLASS_KEYS = {"class_path", "init_args"}
+
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+    dict: "a JSON object",
+    list: "a JSON array",
+}
+
+
+# ---------------------------------------------------------------------------------- bytes
+
+
+def open_regular(path: Path, *, links: bool = False) -> BufferedReader:
+    """Open a regular file to read it; `links` allows links, as in the cache of the Hub."""
+    with naming(path):
+        if not links:
+            require_own(path)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not block us
+        flags |= getattr(os, "O_BINARY", 0) | (0 if links else getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise ValueError(f"{path} is not a regular file")
+        return open(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_JSON, *, links: bool = False) -> bytes:
+    """The content of a regular file of at most so many bytes."""
+    with open_regular(path, links=links) as file, naming(path):
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most} bytes, which no file of this kind has")
+    return content
+
+
+# ---------------------------------------------------------------------------------- JSON
+
+
+def read_json(path: Path, *, links: bool = False) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_bytes(path, links=links), str(path))
+
+
+def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
+    """The value in JSON text: scalars, lists and plain mappings; `where` it is, for a sentence.
+
+    Numbers that are not finite are refused unless `nan`, for records of a run that diverged.
+    """
+    try:
+        value = json.loads(
+            content.decode("utf-8"),
+            parse_int=_whole,
+            parse_float=None if nan else _finite,
+            parse_constant=float if nan else _finite,
+            object_pairs_hook=_mapping,
+        )
+        _check_plain(value, DEEPEST)
+    except RecursionError:
+        raise ValueError(f"{where} is not usable: it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {_brief(error)}") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not usable: {_brief(error)}") from None
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > len(str(LARGEST)) + 1 or not -LARGEST <= int(text) < LARGEST:
+        raise ValueError(f"the number {text[:20]}... has more than 64 bits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {_shown(twice)} is there twice")
+    return found
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Refuse control characters, keys that name a class, and deep nesting."""
+    if isinstance(value, str):
+        if not is_printable(value):
+            raise ValueError(f"the text {_shown(value)} has control characters")
+        return
+    if not isinstance(value, dict | list):
+        return
+    if depth == 0:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, dict):
+        for name in value:
+            if name in _CLASS_KEYS:
+                raise ValueError(f"it has the key {name!r}, and a file never names a class to make")
+            _check_plain(name, depth - 1)
+    for each in value.values() if isinstance(value, dict) else value:
+        _check_plain(each, depth - 1)
+
+
+# ---------------------------------------------------------------------------------- schemas
+
+
+def fit(value: Any, kind: Any, where: str) -> Any:
+    """The value as the type `kind` has it, or a sentence; `where` it is, for that sentence.
+
+    A dataclass is made from a mapping of its fields. A whole number is a `float`, too; a bool is
+    not an `int`. `dict[str, Any]` and `Any` take whatever `parse_json` lets through.
+    """
+    outer, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _fit_dataclass(value, kind, where)
+    if outer in (Union, UnionType):
+        for each in inner:
+            with suppress(ValueError):
+                return fit(value, each, where)
+    if outer is dict and isinstance(value, dict):
+        return {name: fit(each, inner[1], f"{where}.{name}") for name, each in value.items()}
+    if outer is list and isinstance(value, list):
+        return [fit(each, inner[0], f"{where}[{k}]") for k, each in enumerate(value)]
+    is_choice = outer is Literal and isinstance(value, str) and value in inner
+    is_number = kind is float and type(value) is int
+    if kind is Any or is_choice or is_number or type(value) is kind:
+        return float(value) if is_number else value
+    raise ValueError(f"{where} must be {expected(kind)}, not {_shown(value)}")
+
+
+def _fit_dataclass(value: Any, kind: type[Any], where: str) -> Any:
+    needed = [
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    return kind(**fit_fields(value, hints_of(kind), where, needed=needed))
+
+
+def fit_fields(
+    value: Any, schema: Mapping[str, Any], where: str, *, needed: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """A mapping whose keys are in `schema`, with values of its types.
+
+    All keys are `needed` unless told otherwise; a key that is not in the schema is refused.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a JSON object, not {_shown(value)}")
+    for name in value:
+        if name not in schema:
+            known = ", ".join(schema)
+            raise ValueError(f"{where} has an unknown key {_shown(name)}; it can have {known}")
+    for name in schema if needed is None else needed:
+        if name not in value:
+            raise ValueError(f"{where} lacks {name!r}")
+    return {name: fit(each, schema[name], f"{where}: {name}") for name, each in value.items()}
+
+
+def expected(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(expected, get_args(kind))))
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    return KINDS.get(get_origin(kind) or kind, "a JSON object")
+
+
+# ---------------------------------------------------------------------------------- text
+
+
+def is_printable(text: str) -> bool:
+    """Whether a terminal shows the text as it is: no escapes, no change of direction."""
+    return text.isprintable() or all(unicodedata.category(sign) not in _UNSEEN for sign in text)
+
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes, so that a terminal does not obey them."""
+    if is_printable(text):
+        return text
+    return "".join(sign if is_printable(sign) else ascii(sign)[1:-1] for sign in text)
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence: short, on one line."""
+    text = ascii(value) if isinstance(value, str) else printable(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _brief(error: Exception) -> str:
+    text = printable(" ".join(str(error).split()))
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+# ---------------------------------------------------------------------------------- safetensors
+
+
+class Sealed(NamedTuple):
+    """The content of a safetensors file."""
+
+    tensors: dict[str, "Tensor"]
+    metadata: dict[str, str]
+    """Without the digest."""
+    sealed: bool
+    """Whether the file carries a digest, which is right: others are from another program."""
+
+
+def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a safetensors file whose header holds the SHA-256 of all of them.
+
+    The digest is that of the file with 64 zeros in its place, so it covers the header (names,
+    types, shapes, metadata) as well as the numbers.
+    """
+    from safetensors.torch import save
+
+    if DIGEST in metadata:
+        raise ValueError(f"the metadata of a model must not hold {DIGEST!r}")
+    saved = save(dict(tensors))
+    start = 8 + int.from_bytes(saved[:8], "little")
+    entries = json.loads(saved[8:start])
+
+    def header(digest: str) -> bytes:
+        """The same bytes for the same content: safetensors writes metadata in any order."""
+        text = json.dumps({"__metadata__": {**metadata, DIGEST: digest}, **entries}, **COMPACT)
+        content = text.encode()
+        content += b" " * (-len(content) % 8)
+        return len(content).to_bytes(8, "little") + content
+
+    digest = hashlib.sha256(header(_BLANK))
+    digest.update(saved[start:])
+    return header(digest.hexdigest()) + saved[start:]
+
+
+def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sealed:
+    """The tensors and metadata of a safetensors file; a file whose digest is wrong is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists() and not path.is_symlink():
+        raise ValueError(f"{path}: there is no such file")
+    with open_regular(path, links=links) as file, naming(path):
+        metadata = _verified(path, file)
+    sealed = metadata.pop(DIGEST, None) is not None
+    found = {}
+    try:
+        with safe_open(path, framework="pt") as opened:
+            for name in opened.keys() if tensors else ():
+                found[name] = opened.get_tensor(name)
+    except FileNotFoundError:  # safetensors says so for any error of the disk
+        raise ValueError(f"{path} cannot be read") from None
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {_brief(error)}") from None
+    return Sealed(found, metadata, sealed)
+
+
+def _verified(path: Path, file: BufferedReader) -> dict[str, str]:
+    """The metadata of a file whose digest is right, or which has none."""
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(_MOST_HEADER, os.fstat(file.fileno()).st_size - 8):
+        raise ValueError(f"{path} is damaged or no safetensors file: its header does not fit in it")
+    header = file.read(length)
+    try:
+        values = json.loads(header)
+        metadata = fit(values.get("__metadata__", {}), dict[str, str], "__metadata__")
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(
+            f"{path} is damaged or no safetensors file: its header is not JSON"
+        ) from None
+    told = metadata.get(DIGEST)
+    if told is None:
+        return dict(metadata)
+    mark = f'"{DIGEST}":"{told}"'.encode()
+    if not re.fullmatch(r"[0-9a-f]{64}", told) or header.count(mark) != 1:
+        raise ValueError(f"{path} is damaged: its header holds no SHA-256")
+    digest = hashlib.sha256(start + header.replace(told.encode(), _BLANK.encode(), 1))
+    while piece := file.read(2**20):
+        digest.update(piece)
+    if digest.hexdigest() != told:
+        raise ValueError(f"{path} is damaged: its SHA-256 is not the one in its header")
+    return dict(metadata)
+
+
+# ---------------------------------------------------------------------------------- trust
+
+
+def is_ours(import_path: str) -> bool:
+    """Whether an import path names something public inside dlrnn."""
+    first, *others = import_path.split(".")
+    return first == "dlrnn" and bool(others) and not any(each.startswith("_") for each in others)
+
+
+def check_import(import_path: str, where: str | Path, *, trust: bool) -> None:
+    """Refuse a class that a file names and that is not ours: to import a module runs its code."""
+    if not (trust or is_ours(import_path)):
+        raise ValueError(
+            f"{where} names the class {printable(import_path)!r}, and to import it runs code that"
+            " comes from somewhere else; if you trust it, say --trust (in Python: trust=True)"
+        )
+
+
+def user_import(load: Callable[[], Any]) -> Any:
+    """Import what the user named; the current folder comes last, so it shadows no package."""
+    with suppress(OSError):  # the folder may be gone
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.append(here)
+    return load()
