@@ -308,7 +308,9 @@ def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sea
     except FileNotFoundError:  # safetensors says so for any error of the disk
         raise ValueError(f"{path} cannot be read") from None
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {_brief(error)}") from None
+        raise ValueError(
+            f"{path} is damaged or is not a safetensors file: {_brief(error)}"
+        ) from None
     return Sealed(found, metadata, sealed)
 
 
@@ -317,14 +319,16 @@ def _verified(path: Path, file: BufferedReader) -> dict[str, str]:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(_MOST_HEADER, os.fstat(file.fileno()).st_size - 8):
-        raise ValueError(f"{path} is damaged or no safetensors file: its header does not fit in it")
+        raise ValueError(
+            f"{path} is damaged or is not a safetensors file: its header does not fit in it"
+        )
     header = file.read(length)
     try:
         values = json.loads(header)
         metadata = fit(values.get("__metadata__", {}), dict[str, str], "__metadata__")
     except (ValueError, AttributeError, RecursionError):
         raise ValueError(
-            f"{path} is damaged or no safetensors file: its header is not JSON"
+            f"{path} is damaged or is not a safetensors file: its header is not JSON"
         ) from None
     told = metadata.get(DIGEST)
     if told is None:

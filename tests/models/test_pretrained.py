@@ -266,8 +266,6 @@ def test_what_cannot_be(hub, tmp_path):
         assert reason in said(from_pretrained, folder)
     larger = SimpleNamespace(**config["options"] | {"d_state": 3}).__dict__
     (folder / "config.json").write_text(json.dumps(config | {"options": larger}))
-    assert "config.json is not the one that" in said(
-        from_pretrained, folder
-    )
+    assert "config.json is not the one that" in said(from_pretrained, folder)
     (folder / "model.safetensors").write_bytes(b"no")
     assert "is not a safetensors file" in said(from_pretrained, folder)
