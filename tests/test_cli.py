@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from support import run_python
 
 from dlrnn import DLR
+from dlrnn._untrusted import seal
 from dlrnn.bench.measure import require_right
 from dlrnn.cli import main
 from dlrnn.nn import load_layers, save_model
@@ -331,8 +332,8 @@ def test_wrong_things_people_type(tmp_path, capsys):
     for name, tensors in odd.items():
         save_file(tensors, folder / f"{name}.safetensors")
     wrong = {"d_model": 4, "d_state": 6, "d_stat": 1}
-    save_file(good, folder / "header.safetensors", metadata={"dlrnn": "not json"})
-    save_file(good, folder / "option.safetensors", metadata={"dlrnn": json.dumps({"": wrong})})
+    (folder / "header.safetensors").write_bytes(seal(good, {"dlrnn": "not json"}))
+    (folder / "option.safetensors").write_bytes(seal(good, {"dlrnn": json.dumps({"": wrong})}))
     save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors")
     check = lambda name: sentence(capsys, "check", str(tmp_path / name))  # noqa: E731
     assert "there is no such file" in check("missing.safetensors")
@@ -343,10 +344,10 @@ def test_wrong_things_people_type(tmp_path, capsys):
     assert "W must be [H, N, 2], not [4, 6]" in check("odd/flat.safetensors")
     assert 'Missing key(s) in state_dict: "out.bias"' in check("odd/bias.safetensors")
     assert "the layer '' cannot be made" in check("odd/whole.safetensors")
-    assert "header is not JSON" in check("odd/header.safetensors")
-    save_file(good, folder / "list.safetensors", metadata={"dlrnn": "[]"})
-    assert "header must hold options by layer, not []" in check("odd/list.safetensors")
-    save_file(good, folder / "lost.safetensors", metadata={"dlrnn": '{"other": {}}'})
+    assert "is not JSON" in check("odd/header.safetensors")
+    (folder / "list.safetensors").write_bytes(seal(good, {"dlrnn": "[]"}))
+    assert "must be a JSON object, not []" in check("odd/list.safetensors")
+    (folder / "lost.safetensors").write_bytes(seal(good, {"dlrnn": '{"other": {}}'}))
     assert "the header names 'other', and the tensors are not there" in check(
         "odd/lost.safetensors"
     )

@@ -86,6 +86,12 @@ def require_own(path: Path) -> None:
         raise ValueError(f"{path} has a hard link elsewhere: {advice}")
 
 
+def require_own_folder(path: Path) -> None:
+    """Refuse a link where a folder of ours belongs: its files would land outside."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link, and a folder was expected: copy the folder")
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """An OSError names this file: by itself a failed write or fsync names none."""

@@ -20,8 +20,8 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -40,6 +40,8 @@ MOST_LINES = 2**28
 """Bytes of a file of JSON lines: records, times, snapshots."""
 DEEPEST = 16
 """Levels of lists and mappings inside each other."""
+LONGEST_REASON = 600
+"""Characters of what an error says."""
 LARGEST = 2**63
 """Whole numbers lie below it."""
 
@@ -112,9 +114,9 @@ def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
     except RecursionError:
         raise ValueError(f"{where} is not usable: it is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {_brief(error)}") from None
+        raise ValueError(f"{where} is not JSON: {brief(error)}") from None
     except ValueError as error:
-        raise ValueError(f"{where} is not usable: {_brief(error)}") from None
+        raise ValueError(f"{where} is not usable: {brief(error)}") from None
     return value
 
 
@@ -234,11 +236,12 @@ def is_printable(text: str) -> bool:
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def printable(text: str) -> str:
+def printable(text: str, allowed: str = "") -> str:
     """The text with control characters as escapes, so that a terminal does not obey them."""
     if is_printable(text):
         return text
-    return "".join(sign if is_printable(sign) else ascii(sign)[1:-1] for sign in text)
+    signs = (each if each in allowed or is_printable(each) else ascii(each)[1:-1] for each in text)
+    return "".join(signs)
 
 
 def _shown(value: Any) -> str:
@@ -247,9 +250,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception, most: int = LONGEST_REASON) -> str:
+    """What an error says, on one line of bounded length."""
     text = printable(" ".join(str(error).split()))
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """A ValueError about the content of a file names the file."""
+    try:
+        yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {brief(error)}") from error
 
 
 # ---------------------------------------------------------------------------------- safetensors
@@ -309,7 +324,7 @@ def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sea
         raise ValueError(f"{path} cannot be read") from None
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(
-            f"{path} is damaged or is not a safetensors file: {_brief(error)}"
+            f"{path} is damaged or is not a safetensors file: {brief(error)}"
         ) from None
     return Sealed(found, metadata, sealed)
 

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import count, device_option, resolve, trust_option
+from dlrnn._untrusted import printable
+from dlrnn.cli.shared import count, device_option, resolve, say, trust_option
 
 
 def add(commands: Any) -> None:
@@ -40,8 +41,8 @@ def _generate(given: argparse.Namespace) -> int:
     settings = {name: getattr(given, name) for name in options}
     pieces = write(given.run_folder, given.prompt, **settings, device=resolve(given.device))
     print(given.prompt, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
+    for piece in pieces:  # a tokenizer comes with the run, and may hold any character
+        print(printable(piece, allowed="\n\t"), end="", flush=True)
     print()
     return 0
 
@@ -51,5 +52,5 @@ def _export(given: argparse.Namespace) -> int:
 
     replaces = (given.out / "config.json").exists()
     where = export_run(given.run_folder, given.out, push=given.push, trust=given.trust)
-    print(f"the model is in {where}{'; it replaces one that was there' if replaces else ''}")
+    say(f"the model is in {where}{'; it replaces one that was there' if replaces else ''}")
     return 0

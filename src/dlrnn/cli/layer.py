@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve, say
 
 
 def add(commands: Any) -> None:
@@ -34,7 +34,7 @@ def _doctor(given: argparse.Namespace) -> int:
         print_json({"environment": facts, "device": device, "ops": rows})
     else:
         for name, fact in facts.items():
-            print(f"{name:>17}  {fact}")
+            say(f"{name:>17}  {fact}")
         print_table(f"Ops on {device}, each against its float64 definition", rows)
     return 0 if all(row["ok"] for row in rows) else 1
 

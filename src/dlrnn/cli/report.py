@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn._untrusted import printable
-from dlrnn.cli.shared import command, print_json, warn
+from dlrnn._untrusted import brief
+from dlrnn.cli.shared import command, print_json, say, warn
 
 if TYPE_CHECKING:
     from dlrnn.report import Collected, Results
@@ -68,8 +68,8 @@ def _add(given: argparse.Namespace) -> int:
     if given.json:
         return print_json(said)
     for sentence in said:
-        print(printable(sentence))
-    print(f"the records are in {given.into / RECORDS}")
+        say(sentence)
+    say(f"the records are in {given.into / RECORDS}")
     return 0
 
 
@@ -103,7 +103,7 @@ def _report(given: argparse.Namespace) -> int:
     if given.json:
         return print_json({"written": written, "problems": said})
     for path in written:
-        print(f"written: {path}")
+        say(f"written: {path}")
     return 0
 
 
@@ -160,6 +160,6 @@ def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected
             found[path] = collect(path, **options)
         except UNREADABLE as error:
             told = isinstance(error, ValueError | OSError)  # else it is Python that speaks
-            said = str(error).partition("\n")[0] if told else "its files are not those of a run"
+            said = brief(error) if told else "its files are not those of a run"
             problems.append(said if str(path) in said else f"{path}: {said}")
     return found, problems

@@ -66,11 +66,12 @@ def own_line(error: BaseException) -> str:
 
     "" if there is none: what is installed is nobody's own, nor is this package.
     """
-    for each in (error, error.__cause__):
-        frames = traceback.extract_tb(each.__traceback__ if each is not None else None)
-        for frame in reversed(frames):
+    each: BaseException | None = error
+    while each is not None:
+        for frame in reversed(traceback.extract_tb(each.__traceback__)):
             if _is_own(frame.filename):
                 return f" ({Path(frame.filename).name}, line {frame.lineno})"
+        each = each.__cause__
     return ""
 
 
@@ -82,8 +83,13 @@ def _is_own(file: str) -> bool:
     return not (made or elsewhere or installed & set(path.parts))
 
 
+def say(text: str) -> None:
+    """Print a line to stdout; text that comes from a file or a path cannot control the terminal."""
+    print(printable(text))
+
+
 def warn(text: str) -> None:
-    """Print to stderr; text that comes from a file or a path cannot control the terminal."""
+    """Print a line to stderr, in the same way."""
     print(printable(text), file=sys.stderr)
 
 

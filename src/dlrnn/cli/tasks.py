@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import command, count, print_json, print_table
+from dlrnn.cli.shared import command, count, print_json, print_table, say
 
 _REAL = "text, retrieval, listops, pathfinder, path-x, speech-commands or pg19"
 
@@ -92,7 +92,7 @@ def _preview(given: argparse.Namespace) -> int:
     given_settings = {name: getattr(given, name) for name in ("length", "resolution", "folder")}
     settings = {name: value for name, value in given_settings.items() if value is not None}
     get(given.name, seed=given.seed, **settings).preview().savefig(given.out, dpi=110)
-    print(f"drawn: {given.out}")
+    say(f"drawn: {given.out}")
     return 0
 
 
@@ -101,7 +101,7 @@ def _data_build(given: argparse.Namespace) -> int:
 
     options = ("resolution", "samples", "seed", "workers", "out")
     folder = data_cli.build(given.name, **{name: getattr(given, name) for name in options})
-    print(f"the set is in {folder}")
+    say(f"the set is in {folder}")
     return 0
 
 
@@ -122,8 +122,8 @@ def _said(folder: Path) -> int:
     from dlrnn.tasks.shards import load_manifest
 
     if remark := load_manifest(folder).get("remark"):
-        print(remark)
-    print(f"the set is in {folder}")
+        say(remark)
+    say(f"the set is in {folder}")
     return 0
 
 
@@ -131,7 +131,8 @@ def _data_verify(given: argparse.Namespace) -> int:
     from dlrnn.tasks import data_cli
 
     problems = data_cli.verify(given.folder)
-    print("\n".join(problems) or f"{given.folder}: every hash and count is right")
+    for line in problems or [f"{given.folder}: every hash and count is right"]:
+        say(line)
     return 1 if problems else 0
 
 

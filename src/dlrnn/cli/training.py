@@ -1,6 +1,7 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from dlrnn.cli.shared import (
     print_json,
     print_table,
     resolve,
+    say,
     speaks,
     trust_option,
     warn,
@@ -118,7 +120,8 @@ def _train(given: argparse.Namespace) -> int:
         result = train(path, config, **options)
     except KeyboardInterrupt:
         if speaks() and (path / "config.json").is_file():
-            warn(f"\ngo on with: dlrnn train --resume {path}")
+            print(file=sys.stderr)
+            warn(f"go on with: dlrnn train --resume {path}")
         raise
     if not speaks():
         return 0
@@ -129,8 +132,8 @@ def _train(given: argparse.Namespace) -> int:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
     if "stopped" in result:
-        print(f"stopped after {result['steps']} steps: {result['stopped']}")
-    print(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
+        say(f"stopped after {result['steps']} steps: {result['stopped']}")
+    say(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
 
 
@@ -145,12 +148,12 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     recipe = recipes.get(given.recipe)
     own = recipes.scaled(recipe, given.scale)
     config = overridden(own, given.overrides)
-    if speaks() and (note := _not_inherited(own, config)):
+    for note in _not_inherited(own, config) if speaks() else ():
         warn(note)
     return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
 
 
-def _not_inherited(own: "RunConfig", config: "RunConfig") -> str:
+def _not_inherited(own: "RunConfig", config: "RunConfig") -> list[str]:
     """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`;
     another task with its own, which are the paper's sizes.
     """
@@ -159,13 +162,12 @@ def _not_inherited(own: "RunConfig", config: "RunConfig") -> str:
         (own.model.mixer, config.model.mixer, options, "model.mixer_options"),
         (own.task.name, config.task.name, own.task.settings, "task.settings"),
     )
-    notes = [
+    return [
         f"note: {after} does not inherit the settings of {before} ({', '.join(known)});"
         f" --{where}.NAME VALUE sets its own"
         for before, after, known, where in changes
         if before != after and known
     ]
-    return "\n".join(notes)
 
 
 def _eval(given: argparse.Namespace) -> int:
@@ -178,11 +180,11 @@ def _eval(given: argparse.Namespace) -> int:
     so_far = "" if result["complete"] else ", so far: the run is not complete"
     print(f"{given.split}, at its best checkpoint (step {result['step']}{so_far})")
     for name, value in result["metrics"].items():
-        print(f"{name:>16}  {value:.4f}")
+        say(f"{name:>16}  {value:.4f}")
     for name, rows in result["breakdown"].items():
         print_table(name, rows)
     for picture in result["pictures"]:
-        print(f"drawn: {picture}")
+        say(f"drawn: {picture}")
     if "not_written" in result:
         warn(f"dlrnn eval: {result['not_written']}")
     return 0
@@ -267,7 +269,7 @@ def _reproduce(given: argparse.Namespace) -> int:
         print_json(lines)
     else:
         print_table(f"{given.table}, {given.scale}", lines)
-        print(f"the whole table: {given.out / given.scale / given.table}.md")
+        say(f"the whole table: {given.out / given.scale / given.table}.md")
     broken = any("broken" in row.status for row in rows)
     return 2 if any(row.refused for row in rows) else int(broken)
 
@@ -315,6 +317,6 @@ def _check_changes(given: argparse.Namespace) -> None:
         changed = overridden(own, given.overrides)
         if isinstance(changed.model, ModelConfig):
             changed.model.check_mixer()
-        notes[_not_inherited(own, changed)] = None
-    for note in filter(None, notes):
+        notes |= dict.fromkeys(_not_inherited(own, changed))
+    for note in notes:
         warn(note)

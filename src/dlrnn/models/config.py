@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 from torch import nn
 
@@ -74,11 +74,15 @@ class ModelConfig:
         _check_options(self.mixer, found, self.mixer_options)
         return found
 
-    def possible_options(self) -> list[str]:
-        """Names that mixer_options may have; of somebody's own mixer they are not known here."""
+    def option_types(self) -> dict[str, Any]:
+        """The type of each option of a built-in mixer; {} for a user's own mixer."""
         if self.mixer not in MIXERS:
-            return []
-        return _arguments(self.mixer, mixer_class(self.mixer)).names
+            return {}
+        mixer, hints = mixer_class(self.mixer), dict[str, Any]()
+        for owner in reversed(mixer.__mro__[: mixer.__mro__.index(nn.Module)]):
+            if "__init__" in vars(owner):
+                hints |= get_type_hints(vars(owner)["__init__"])
+        return {name: hints[name] for name in _arguments(self.mixer, mixer).names}
 
     def make_mixer(self) -> nn.Module:
         """One mixer, freshly initialised; what it refuses is its own sentence."""

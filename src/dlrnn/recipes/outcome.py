@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dlrnn._untrusted import read_bytes
+from dlrnn._untrusted import brief, read_bytes
 from dlrnn.recipes.recipe import Recipe, as_in_paper
 from dlrnn.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
@@ -68,7 +68,7 @@ def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
         check_folder(path, config)
         return _progress(recipe, RunFolder.open(path), config)
     except ValueError as error:
-        return Outcome(str(error), refused=True)
+        return Outcome(brief(error), refused=True)
     except OSError as error:
         return Outcome(f"{error.filename}: {error.strerror}", refused=True)
     except (KeyError, TypeError, AttributeError):

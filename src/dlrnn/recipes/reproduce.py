@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrnn._disk import write_whole
-from dlrnn._untrusted import printable
+from dlrnn._untrusted import brief
 from dlrnn.recipes.catalogue import RECIPES, TABLES, advice
 from dlrnn.recipes.outcome import (
     DONE,
@@ -56,12 +56,12 @@ def reproduce(
             try:
                 _complete(run_config(recipe, scale, seed), path, how)
             except Exception as error:  # whatever happened, the other runs are not to blame
-                sentence = str(error).partition("\n")[0] or type(error).__name__
+                sentence = brief(error) or type(error).__name__
                 problems.setdefault(recipe.name, {})[seed] = Outcome(
                     f"broken: {sentence}", refused=isinstance(error, ValueError | OSError)
                 )
                 if show:
-                    print(f"{recipe.name}, seed {seed}: {printable(sentence)}", flush=True)
+                    print(f"{recipe.name}, seed {seed}: {brief(error)}", flush=True)
             write_table(table, out, scale, problems)
     write_table(table, out, scale, problems)
     return [_row_on_disk(recipe, out, scale, problems) for recipe in chosen]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrnn._disk import open_append
+from dlrnn._untrusted import brief
 from dlrnn.models.config import MIXERS
 from dlrnn.recipes.catalogue import chosen
 from dlrnn.recipes.outcome import (
@@ -89,7 +90,7 @@ def sweep(
             if command := _command(run, ["--scale", scale, *overrides]):
                 waiting.append(Job(run, [*command, *where]))
         except ValueError as error:  # this folder, not the others
-            said[run.path] = str(error)
+            said[run.path] = brief(error)
             refused.add(run.path)
     if slurm is not None:
         said |= _submit(waiting, Path(out), slurm, device)
@@ -127,7 +128,7 @@ def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
                 check_folder(run.path, run.config)
             score_best(run.path, device, trust=True)
         except Exception as error:  # whatever happened, the other runs are not to blame
-            said = str(error).partition("\n")[0] or type(error).__name__
+            said = brief(error) or type(error).__name__
     found = outcome_in(run.path, run.recipe, run.config)
     if failed and found.status == DONE:  # another sweep has completed it meanwhile
         said = ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlrnn import recipes
-from dlrnn._disk import exclusive, write_whole
+from dlrnn._disk import exclusive, require_own_folder, write_whole
 from dlrnn.report.collect import Collected
 from dlrnn.report.records import Record, parse_record
 from dlrnn.report.results import (
@@ -30,6 +30,8 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
+        require_own_folder(folder / kind)
     with exclusive(folder.resolve().parent):  # the folder itself is taken when a file is written
         return _add(collected, folder, replace=replace)
 

@@ -13,6 +13,9 @@ from dlrnn.tasks.archives import ArchiveError, Entry, entries
 
 LONGEST_LINE = 2**24  # bytes
 LARGEST_CHUNK = 2**30  # bytes of a column in a row group of Parquet
+FREE_BYTES, LARGEST_EXPANSION = 2**27, 8  # of a Parquet file: decoded texts may have that many
+# bytes, or that many times what the file has before compression: references to one long text in a
+# dictionary would be more
 _HUB = re.compile(r"(?:.*/)?(train|validation|test)-\d{5}-of-\d{5}[^/]*\.parquet")
 
 
@@ -65,14 +68,27 @@ def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[
             if lacking := [name for name in columns if name not in known]:
                 raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
             _check_sizes(where, parquet, columns)
+            allowed = FREE_BYTES + LARGEST_EXPANSION * _plain_bytes(parquet)
             # one row at a time: 64 references to a long text in a dictionary are 64 long texts
             for batch in parquet.iter_batches(1, columns=columns, use_threads=False):
+                allowed -= batch.nbytes
+                if allowed < 0:
+                    raise ArchiveError(
+                        f"{where} has far more text than its size: a long text is"
+                        " repeated; write it without a dictionary, or use the original files"
+                    )
                 yield from batch.to_pylist()
         except UnicodeDecodeError:
             raise ArchiveError(f"{where} is not UTF-8") from None
         except (pa.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())
             raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None
+
+
+def _plain_bytes(parquet: pq.ParquetFile) -> int:
+    """The bytes of all row groups before compression."""
+    groups = range(parquet.num_row_groups)
+    return sum(parquet.metadata.row_group(group).total_byte_size for group in groups)
 
 
 def _check_sizes(where: str, parquet: pq.ParquetFile, columns: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 from jsonargparse import ArgumentParser
 
 from dlrnn import tasks
-from dlrnn._untrusted import fit, fit_fields, parse_json
+from dlrnn._untrusted import brief, fit, fit_fields, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
 
 LARGEST_SIZE = 2**31
@@ -156,10 +156,21 @@ def _fitted(values: Any, where: str) -> RunConfig:
     schema = {**get_type_hints(RunConfig), "model": _model_class(task.name)}
     try:
         found = fit_fields(values, schema, where, needed=("task", "model"))
+        _check_option_types(found["model"], f"{where}: model: mixer_options")
         _check_bounds({part: values[part] for part in ("task", "model")})
         return RunConfig(**found)
     except ValueError as error:
-        raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
+        raise ValueError(
+            brief(error) if where in str(error) else f"{where}: {brief(error)}"
+        ) from error
+
+
+def _check_option_types(model: ModelConfig | LanguageConfig, where: str) -> None:
+    """Options of a built-in mixer have its types; their values stay as they are."""
+    if isinstance(model, ModelConfig):
+        for name, kind in model.option_types().items():
+            if name in model.mixer_options:
+                fit(model.mixer_options[name], kind, f"{where}: {name}")
 
 
 def _check_bounds(values: Any, inside: str = "") -> None:
@@ -178,7 +189,7 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
     defaults, model = asdict(config), type(config.model)
     known = list(_names(defaults))
     if isinstance(config.model, ModelConfig):
-        known += [f"model.mixer_options.{name}" for name in config.model.possible_options()]
+        known += [f"model.mixer_options.{name}" for name in config.model.option_types()]
     _check_names(arguments, known)
     with _one_sentence():
         parser = _parser(model, deepcopy(defaults))

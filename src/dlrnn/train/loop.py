@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlrnn._disk import write_whole
+from dlrnn._untrusted import naming_file
 from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
 from dlrnn.models import LanguageConfig
 from dlrnn.models.model import Block
@@ -91,14 +92,15 @@ def _launched(
     folder: RunFolder, fabric: "Fabric", known: RunConfig, *, begins: bool, how: dict[str, Any]
 ) -> dict[str, Any]:
     part_of_batch(known, fabric.world_size)  # what cannot be ends here, before a folder is made
-    task = known.make_task()
-    _check_data(task)
+    with nullcontext() if begins else naming_file(folder.path / CONFIG):
+        task = known.make_task()
+        _check_data(task)
+        _check_vocabulary(known, task)
+        model = make_model(known, task)
+        _check_padding(model, task)
+        _check_state(model)
     if how["until_plain"] and task.less_is_better:
         raise ValueError(f"--until-plain is for metrics that end at 1; {task.name} has a loss")
-    _check_vocabulary(known, task)
-    model = make_model(known, task)
-    _check_padding(model, task)
-    _check_state(model)
     with ExitStack() as stack:
         if fabric.is_global_zero:
             files = task.files() if begins else {}
@@ -183,8 +185,8 @@ class _Run:
         steps = self.config.steps
         self.progress = Shown(name, self.start, steps, self.device) if shown else Silent()
         self.progress.say(f"run: {folder.path}")
-        for problem in self.problems:
-            self.progress.say(f"{problem}; going on from an older one")
+        for problem in self.problems if self.leads else ():
+            self.progress.warn(f"{problem}; the checkpoint before it is used")
         self.writer = open_writer(writer, folder.path, self.start) if self.leads else None
         self.asked = stack.enter_context(asked_to_stop())  # until all is closed
         if self.writer is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dlrnn._untrusted import check_import
+from dlrnn._untrusted import check_import, naming_file
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
 from dlrnn.models.config import MIXERS
 from dlrnn.tasks import Task
@@ -89,7 +89,8 @@ def load_best(path: str | Path, device: torch.device, *, trust: bool = False) ->
     tensors, counters = read(best)
     if counters["config"] != config.digest():
         raise ValueError(f"{folder.path / CONFIG} is not the one that {best} was trained with")
-    task = config.make_task()
-    model = make_model(config, task)
+    with naming_file(folder.path / CONFIG):
+        task = config.make_task()
+        model = make_model(config, task)
     load_model(best, tensors, model)
     return Best(model.to(device).eval(), task, config, int(counters["step"]))

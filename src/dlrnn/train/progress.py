@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dlrnn._untrusted import printable
 
 
 class Silent:
@@ -22,7 +25,11 @@ class Silent:
         """Loss or metrics of a step."""
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
+
+    def warn(self, text: str) -> None:
+        """Print a line that is shown in any case."""
+        print(printable(text), file=sys.stderr)
 
 
 class Shown(Silent):
@@ -34,7 +41,7 @@ class Shown(Silent):
         self.bar: Progress | None = None
         if self.console.is_terminal:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[values]}"),
@@ -78,5 +85,9 @@ class Shown(Silent):
             self.last_line, self.waiting = now, ""
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
-        self.console.print(text)
+        """Print a line above the bar."""
+        self.console.print(Text(printable(text)), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.say(text)
