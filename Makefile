@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-gpu bench pictures report format clean
+.PHONY: help demo test test-faults test-gpu bench pictures report format clean
 
 help:
 	@echo "make demo      train DLR against attention on two tasks (two minutes) and draw out/demo.png"
 	@echo "make test      lint, types, imports, tests: all that CI runs"
+	@echo "make test-faults  every fault of tests/faults: kills, full disks, bit flips, hostile files (long)"
 	@echo "make test-gpu  the same tests on a CUDA device, with the python that is active"
 	@echo "make bench     the layer against the paper's listing, on this machine"
 	@echo "make pictures  draw the pictures of docs/ again"
@@ -31,6 +32,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 3 --dist worksteal
+
+test-faults: $(READY)
+	DLRNN_FAULTS=all $(BIN)/pytest -n 2 --dist worksteal tests/faults
 
 test-gpu:
 	DLRNN_TEST_DEVICE=cuda $(PYTHON) -m pytest -p no:cacheprovider

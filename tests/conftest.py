@@ -10,14 +10,14 @@ from support import DEVICE
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode needs it on a GPU
 hypothesis.settings.register_profile("dlrnn", deadline=None, max_examples=30, derandomize=True)
 hypothesis.settings.load_profile("dlrnn")
+if DEVICE.type == "cpu":  # here, so that it holds for fixtures of a module, too
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def surroundings():
     """In deterministic mode `torch.empty` gives NaN, so that an entry nobody wrote shows."""
     torch.manual_seed(0)
-    if DEVICE.type == "cpu":
-        torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3, device=DEVICE).isnan().all(), "uninitialised memory is not poisoned"
     yield

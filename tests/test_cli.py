@@ -342,7 +342,7 @@ def test_wrong_things_people_type(tmp_path, capsys):
     assert "holds no DLR layer" in check("other.safetensors")
     assert "W has 5 rows for the 4 entries of D" in check("odd/rows.safetensors")
     assert "W must be [H, N, 2], not [4, 6]" in check("odd/flat.safetensors")
-    assert 'Missing key(s) in state_dict: "out.bias"' in check("odd/bias.safetensors")
+    assert "out.bias is not there, not [4]" in check("odd/bias.safetensors")
     assert "the layer '' cannot be made" in check("odd/whole.safetensors")
     assert "is not JSON" in check("odd/header.safetensors")
     (folder / "list.safetensors").write_bytes(seal(good, {"dlrnn": "[]"}))

@@ -347,7 +347,7 @@ def test_a_test_is_of_the_model_that_was_tested(done, tmp_path, monkeypatch):
     own = examine.scores
 
     def meanwhile(*given):
-        told = {"config": header(run / "best.safetensors")["config"], "metric": "R2"}
+        told = {"config": header(run / "best.safetensors")["config"], "metric": "R2", "files": {}}
         save_best(run, before + 1000, {}, {**told, "value": 1.0})
         return own(*given)
 

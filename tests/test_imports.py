@@ -33,6 +33,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "_device": set(),
     "_disk": set(),
+    "_numba": set(),
     "_untrusted": set(),
     "_figures": set(),
     "_version": set(),
@@ -52,7 +53,15 @@ def imported(path: Path) -> set[str]:
         else:
             continue
         parts |= {name.split(".")[1] for name in names if name.startswith("dlrnn.")}
-    return parts - {"_device", "_disk", "_figures", "_untrusted", "_version", "__version__"}
+    return parts - {
+        "_device",
+        "_disk",
+        "_figures",
+        "_numba",
+        "_untrusted",
+        "_version",
+        "__version__",
+    }
 
 
 @pytest.mark.parametrize(

@@ -61,35 +61,43 @@ def create_new(path: Path) -> None:
 
 
 def open_append(path: Path) -> BufferedRandom:
-    """Open a file to append to it, and to read it; links and what is no file are refused."""
+    """Open a file to append to it, and to read it.
+
+    What is appended to a link would land outside the folder, so a symbolic link, a hard link and a
+    special file are refused.
+    """
     with naming(path):
-        require_own(path)
+        require_single(path)
         wait = getattr(os, "O_NONBLOCK", 0)  # a FIFO must not block us
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK | wait, 0o666)
         return open(handle, "ab+")
 
 
-def require_own(path: Path) -> None:
-    """Refuse a link and what is no regular file; a file that does not exist is fine.
-
-    What we write into such a file would land outside of the folder that it lies in.
-    """
+def require_regular(path: Path) -> os.stat_result | None:
+    """Refuse a symbolic link and a special file; a file that does not exist is fine."""
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return
-    advice = "a link or a special file is never written or read here; copy the file itself"
+        return None
     if not stat.S_ISREG(found.st_mode):
         kind = "symbolic link" if stat.S_ISLNK(found.st_mode) else "folder or special file"
-        raise ValueError(f"{path} is a {kind}, and a regular file was expected: {advice}")
-    if found.st_nlink > 1:
-        raise ValueError(f"{path} has a hard link elsewhere: {advice}")
+        raise ValueError(f"{path} is a {kind}; a regular file was expected: copy the file itself")
+    return found
 
 
 def require_own_folder(path: Path) -> None:
     """Refuse a link where a folder of ours belongs: its files would land outside."""
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link, and a folder was expected: copy the folder")
+
+
+def require_single(path: Path) -> None:
+    """Refuse a file to append to that is a link, or that has another name by a hard link."""
+    found = require_regular(path)
+    if found is not None and found.st_nlink > 1:
+        raise ValueError(
+            f"{path} has a hard link elsewhere, and appending would change both: copy the file"
+        )
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
-from dlrnn._disk import naming, require_own
+from dlrnn._disk import naming, require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def open_regular(path: Path, *, links: bool = False) -> BufferedReader:
     """Open a regular file to read it; `links` allows links, as in the cache of the Hub."""
     with naming(path):
         if not links:
-            require_own(path)
+            require_regular(path)
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not block us
         flags |= getattr(os, "O_BINARY", 0) | (0 if links else getattr(os, "O_NOFOLLOW", 0))
         handle = os.open(path, flags)
@@ -250,9 +250,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def brief(error: Exception, most: int = LONGEST_REASON) -> str:
-    """What an error says, on one line of bounded length."""
-    text = printable(" ".join(str(error).split()))
+def brief(error: BaseException, most: int = LONGEST_REASON) -> str:
+    """The first line of what an error says, of bounded length."""
+    text = printable(str(error).partition("\n")[0])
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -308,29 +308,30 @@ def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
 
 def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sealed:
     """The tensors and metadata of a safetensors file; a file whose digest is wrong is refused."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
     if not path.exists() and not path.is_symlink():
         raise ValueError(f"{path}: there is no such file")
     with open_regular(path, links=links) as file, naming(path):
-        metadata = _verified(path, file)
+        metadata, content = _verified(path, file, keep=tensors)
     sealed = metadata.pop(DIGEST, None) is not None
-    found = {}
     try:
-        with safe_open(path, framework="pt") as opened:
-            for name in opened.keys() if tensors else ():
-                found[name] = opened.get_tensor(name)
-    except FileNotFoundError:  # safetensors says so for any error of the disk
-        raise ValueError(f"{path} cannot be read") from None
-    except (SafetensorError, OSError, RuntimeError) as error:
+        found = load(content) if tensors else {}
+        # in the same order in every process, which may communicate for each; cloned, because
+        # PyTorch rounds differently on memory that is not aligned
+        return Sealed({name: found[name].clone() for name in sorted(found)}, metadata, sealed)
+    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged or is not a safetensors file: {brief(error)}"
         ) from None
-    return Sealed(found, metadata, sealed)
 
 
-def _verified(path: Path, file: BufferedReader) -> dict[str, str]:
-    """The metadata of a file whose digest is right, or which has none."""
+def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str, str], bytes]:
+    """The metadata of a file whose digest is right, or which has none; its bytes, if asked for.
+
+    Tensors are made from the very bytes that were verified.
+    """
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(_MOST_HEADER, os.fstat(file.fileno()).st_size - 8):
@@ -345,18 +346,22 @@ def _verified(path: Path, file: BufferedReader) -> dict[str, str]:
         raise ValueError(
             f"{path} is damaged or is not a safetensors file: its header is not JSON"
         ) from None
-    told = metadata.get(DIGEST)
-    if told is None:
-        return dict(metadata)
-    mark = f'"{DIGEST}":"{told}"'.encode()
-    if not re.fullmatch(r"[0-9a-f]{64}", told) or header.count(mark) != 1:
-        raise ValueError(f"{path} is damaged: its header holds no SHA-256")
-    digest = hashlib.sha256(start + header.replace(told.encode(), _BLANK.encode(), 1))
-    while piece := file.read(2**20):
-        digest.update(piece)
-    if digest.hexdigest() != told:
+    pieces = [start, header]
+    if (told := metadata.get(DIGEST)) is None:
+        digest = None
+    else:
+        mark = f'"{DIGEST}":"{told}"'.encode()
+        if not re.fullmatch(r"[0-9a-f]{64}", told) or header.count(mark) != 1:
+            raise ValueError(f"{path} is damaged: its header holds no SHA-256")
+        digest = hashlib.sha256(start + header.replace(told.encode(), _BLANK.encode(), 1))
+    while piece := file.read(2**20) if keep or digest else b"":
+        if digest is not None:
+            digest.update(piece)
+        if keep:
+            pieces.append(piece)
+    if digest is not None and digest.hexdigest() != told:
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in its header")
-    return dict(metadata)
+    return dict(metadata), b"".join(pieces) if keep else b""
 
 
 # ---------------------------------------------------------------------------------- trust

@@ -8,7 +8,7 @@ import torch
 
 from dlrnn._untrusted import read_bytes
 from dlrnn.models import push_to_hub, save_pretrained
-from dlrnn.models.pretrained import MOST_TOKENIZER
+from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.train import RunFolder, load_best
 from dlrnn.train.tested import read_test
 
@@ -23,7 +23,7 @@ def export_run(
     save_pretrained(
         model,
         folder,
-        tokenizer=read_bytes(tokenizer, MOST_TOKENIZER) if tokenizer.is_file() else None,
+        tokenizer=read_bytes(tokenizer, LARGEST_FILE) if tokenizer.is_file() else None,
         results=_results(path),
         run=json.loads(config.to_json()),
     )

@@ -12,8 +12,8 @@ import torch
 
 from dlrnn._untrusted import read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
-from dlrnn.models.pretrained import MOST_TOKENIZER
-from dlrnn.tasks.books import end_token, make_tokenizer, vocabulary_of
+from dlrnn.models.pretrained import LARGEST_FILE
+from dlrnn.tasks.books import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.tasks.shards import TOKENIZER
 from dlrnn.train import RunFolder, load_best
 
@@ -41,11 +41,15 @@ def write(
     path = Path(run) / TOKENIZER
     if not path.is_file():
         raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
-    tokenizer = make_tokenizer(read_bytes(path, MOST_TOKENIZER), path)
-    read = tokenizer.encode(prompt, add_special_tokens=False).ids
+    tokenizer = make_tokenizer(read_bytes(path, LARGEST_FILE), path)
+    model = load_best(run, torch.device(device)).model
+    with tokenizer_errors(path):
+        read = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not read:
         raise ValueError("the prompt is empty: give at least one word")
-    model = load_best(run, torch.device(device)).model
+    known = config.model.vocabulary
+    if vocabulary_of(tokenizer) > known:
+        raise ValueError(f"{path} has more tokens than the {known} of the model")
     assert isinstance(model, LanguageModel)
     limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     limits["vocabulary"] = vocabulary_of(tokenizer)
@@ -57,6 +61,8 @@ def write(
         for token in drawn:
             if token == end:
                 return
-            yield stream.step(tokenizer, token) or ""
+            with tokenizer_errors(path):
+                piece = stream.step(tokenizer, token)
+            yield piece or ""
 
     return pieces()

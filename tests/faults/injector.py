@@ -364,7 +364,30 @@ def _damaged_set() -> Path:
     return root
 
 
-WORKLOADS: dict[str, Workload] = {each.name: each for each in (Train(), Resume(), Data(), Mend())}
+class Import(Data):
+    """A set that is imported; its source lies elsewhere and has no faults."""
+
+    name = reference = "import"
+
+    def command(self, root: Path) -> list[str]:
+        """Import, or finish."""
+        return ["data", "import", "text", str(_source()), "--out", str(root / "set")]
+
+
+@cache
+def _source() -> Path:
+    folder = shared_server().folder / "aclImdb"
+    for split in ("train", "test"):
+        for label in ("pos", "neg"):
+            (folder / split / label).mkdir(parents=True)
+            for k in range(3):
+                review = folder / split / label / f"{k}_{k + 1}.txt"
+                review.write_text(f"review {k} of {split}, which is {label}")
+    return folder
+
+
+EVERY = (Train(), Resume(), Data(), Mend(), Import())
+WORKLOADS: dict[str, Workload] = {each.name: each for each in EVERY}
 
 
 # ---------------------------------------------------------------------------------- trials

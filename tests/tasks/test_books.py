@@ -259,7 +259,7 @@ def test_tokenizers_that_cannot_be(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"there is no file .*no.json; a tokenizer.json was"):
         import_set("pg19", source, out, tokenizer=tmp_path / "no.json")
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bad.json is not a tokenizer.json: "):
+    with pytest.raises(ValueError, match=r"bad.json is not a usable tokenizer.json: "):
         import_set("pg19", source, out, tokenizer=tmp_path / "bad.json")
     with pytest.raises(ValueError, match="text takes no tokenizer"):
         import_set("text", source, out, tokenizer=tokenizer)

@@ -1,7 +1,6 @@
 """An imported set: whole or not there, the same bytes after any interruption."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from support import run_python
 
 from dlrnn.tasks import build, data_cli, shards
 from dlrnn.tasks.build import build_set
@@ -95,71 +93,6 @@ def test_progress(source, tmp_path):
     seen = []
     write_set(SPEC, source, tmp_path / "out", progress=lambda *now: seen.append(now))
     assert seen == [(1000, None), (2000, None), (3000, None), (3000, None)]
-
-
-EVERY_MOMENT = """
-import os, pathlib, shutil, signal, sys
-sys.path[:0] = sys.argv[2:]
-from test_imports_of_sets import SPEC, content
-from dlrnn.tasks import shards
-from dlrnn.tasks.imports import write_set
-
-base = pathlib.Path(sys.argv[1])
-source = base / "numbers.txt"
-
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        work()
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-def killed_at(moment, out):
-    left = [moment]
-    def dying(call, torn):
-        def wrapped(*arguments, **options):
-            if left[0] == 0:  # before
-                torn(*arguments)
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            return call(*arguments, **options)
-        return wrapped
-    def tear(handle):  # what was not yet synced may be lost
-        if not os.path.isdir(f"/proc/self/fd/{handle}"):
-            os.ftruncate(handle, max(os.fstat(handle).st_size - 7, 0))
-    os.fsync = dying(os.fsync, tear)
-    os.replace = dying(os.replace, lambda *a: None)
-    pathlib.Path.unlink = dying(pathlib.Path.unlink, lambda *a: None)
-    pathlib.Path.mkdir = dying(pathlib.Path.mkdir, lambda *a: None)
-    write_set(SPEC, source, out)
-
-reference, out = content(write_set(SPEC, source, base / "reference")), base / "out"
-
-def all_moments(damaged):
-    moment = 0
-    while True:
-        shutil.rmtree(out, ignore_errors=True)
-        if damaged:  # a set that is to be mended
-            shutil.copytree(base / "reference", out)
-            (out / "train-00001.parquet").write_bytes(b"not this")
-        if not os.WIFSIGNALED(in_child(lambda: killed_at(moment, out))):
-            return moment
-        if moment % 3 == 0:  # and once more, while it is being finished
-            in_child(lambda: killed_at(moment // 2, out))
-        if out.exists() and content(out) != reference:
-            assert shards.verify(out), moment
-        assert in_child(lambda: write_set(SPEC, source, out)) == 0, moment
-        assert content(out) == reference, moment
-        moment += 1
-
-print(all_moments(False) + all_moments(True))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_before_every_change_of_the_disk(source, tmp_path):
-    here = Path(__file__).parent
-    assert int(run_python(EVERY_MOMENT, str(tmp_path), str(here), str(here.parent))) > 50
 
 
 # ---------------------------------------------------------------------------------- refusing

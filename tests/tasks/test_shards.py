@@ -1,7 +1,6 @@
 """A set on disk: the same bytes for any number of workers and after any interruption."""
 
 import json
-import os
 import pickle
 import shutil
 import signal
@@ -124,66 +123,6 @@ def test_building_again_mends(copy, whole):
 
 
 # ---------------------------------------------------------------------------------- interruptions
-
-EVERY_MOMENT = f"""
-import os, pathlib, shutil, signal, sys
-from dlrnn.tasks import shards
-from dlrnn.tasks.build import build_set
-from dlrnn.tasks.listops import ListOps
-
-spec, base = {SPEC}, pathlib.Path(sys.argv[1])
-content = lambda folder: {{path.name: path.read_bytes() for path in folder.iterdir()}}
-spec.draw("train", 0)
-
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        work()
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-def killed_at(moment, out):
-    left = [moment]
-    def dying(call, torn):
-        def wrapped(*arguments, **options):
-            if left[0] == 0:  # before
-                torn(*arguments)
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            return call(*arguments, **options)
-        return wrapped
-    def tear(handle):  # what was not yet synced may be lost
-        size = os.fstat(handle).st_size
-        if not os.path.isdir(f"/proc/self/fd/{{handle}}"):
-            os.ftruncate(handle, max(size - 7, 0))
-    os.fsync = dying(os.fsync, tear)
-    os.replace = dying(os.replace, lambda *a: None)
-    pathlib.Path.unlink = dying(pathlib.Path.unlink, lambda *a: None)
-    pathlib.Path.mkdir = dying(pathlib.Path.mkdir, lambda *a: None)
-    build_set(spec, out)
-
-reference, moment = content(build_set(spec, base / "reference")), 0
-while True:
-    out = base / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    status = in_child(lambda: killed_at(moment, out))
-    if not os.WIFSIGNALED(status):
-        break
-    if moment % 3 == 0:  # and once more, while it is being finished
-        in_child(lambda: killed_at(moment // 2, out))
-    if moment % 5 == 0 and out.exists() and not (out / "manifest.json").exists():
-        assert shards.verify(out), moment
-    assert in_child(lambda: build_set(spec, out)) == 0, moment
-    assert content(out) == reference, moment
-    moment += 1
-print(moment)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_before_every_change_of_the_disk(tmp_path):
-    assert int(run_python(EVERY_MOMENT, str(tmp_path))) > 50
-
 
 BUILD = """
 import sys

@@ -63,7 +63,7 @@ assert os.waitpid(pid, 0)[1] == 0
 """
 
 
-@pytest.mark.parametrize(("case", "kills", "longest"), [("regression", 30, 0.5), ("dropout", 5, 1)])
+@pytest.mark.parametrize(("case", "kills", "longest"), [("regression", 8, 0.5), ("dropout", 3, 1)])
 def test_kill_and_resume_give_the_same_bytes(case, kills, longest, tmp_path):
     run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest))
     whole, broken = tmp_path / "whole", tmp_path / "broken"

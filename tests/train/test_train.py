@@ -799,7 +799,7 @@ def test_lines_are_cut_back(tmp_path):
 
 def test_records_that_cannot_be_read_are_named(tmp_path):
     path = tmp_path / "records.jsonl"
-    first = '{"step": 1, "split": "train"}'
+    first = '{"step": 1, "split": "train", "loss": 0.5}'
     path.write_text(f'{first}\n{{"step": 2, "lo')
     assert RunFolder(tmp_path).records() == [json.loads(first)], "the last was cut"
     for wrong in ("garbage", "[1, 2]", '{"step": 2}', "\N{SNOWMAN}", "[" * 10**5):

@@ -9,9 +9,13 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 
+from dlrnn._untrusted import brief
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
 from dlrnn.cli.shared import IN_USE, own_line, speaks, warn
+
+EXPECTED = (ValueError, OSError, ArithmeticError, RuntimeError, MemoryError)
+"""What ends a command with a sentence; anything else is our mistake and shows its traceback."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,13 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\ndlrnn {given.command}: stopped{on}", file=sys.stderr)
         return 130
     except Exception as error:
-        told = isinstance(error, ValueError | OSError | ArithmeticError | RuntimeError)
+        told = isinstance(error, EXPECTED)
         where = own_line(error)
         if not told and not where:
             raise  # a mistake of ours
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 1
-        said = str(error).partition("\n")[0] or type(error).__name__
+        said = brief(error, 1000) or type(error).__name__
+        if isinstance(error, MemoryError):
+            said = f"there is not enough memory: {said}"
         if where and not isinstance(error, ValueError | OSError):
             said = ": ".join(dict.fromkeys((type(error).__name__, said)))
         if isinstance(error, OSError) and error.filename is not None:
@@ -67,7 +73,7 @@ def _prepare(*, is_command: bool) -> None:
     refuse one that is gone, where libraries would end the process without a sentence.
     """
     if is_command:
-        os.environ.setdefault("PYTHONSAFEPATH", "1")
+        os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or "1"
     try:
         os.getcwd()
     except OSError:

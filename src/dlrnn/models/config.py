@@ -25,7 +25,13 @@ MIXERS = {
 }
 """Names for import paths; any other mixer is named by its own path, `my_package.MyLayer`."""
 
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1000
+
+
+def is_built_in(mixer: str) -> bool:
+    """Whether a name or an import path is of a mixer of ours."""
+    return mixer in MIXERS or is_ours(mixer)
+
 
 Norm = Literal["pre", "post"]
 Pooling = Literal["max", "mean", "last"]
@@ -76,7 +82,7 @@ class ModelConfig:
 
     def option_types(self) -> dict[str, Any]:
         """The type of each option of a built-in mixer; {} for a user's own mixer."""
-        if self.mixer not in MIXERS:
+        if not is_built_in(self.mixer):
             return {}
         mixer, hints = mixer_class(self.mixer), dict[str, Any]()
         for owner in reversed(mixer.__mro__[: mixer.__mro__.index(nn.Module)]):

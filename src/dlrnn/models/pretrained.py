@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 from dlrnn._disk import create_new, write_whole
 from dlrnn._untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
 from dlrnn._version import __version__
-from dlrnn.models.config import ModelConfig
+from dlrnn.models.config import ModelConfig, is_built_in
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
-from dlrnn.nn.files import model_bytes
+from dlrnn.nn.files import misfit, model_bytes, outline
 from dlrnn.ops.checks import require
 
 CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
@@ -32,7 +33,8 @@ CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
     *("README.md", "tokenizer.json"),
 )
 BEGUN = ".dlrnn-begun"  # there while a model is being written
-MOST_TOKENIZER = 2**28
+LARGEST_FILE = 2**28
+"""Bytes of a tokenizer."""
 _FORMAT = 1
 _SCHEMA = {"format": int, "dlrnn": str, "model": str, "options": dict[str, Any]}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -108,13 +110,19 @@ def from_pretrained(
         require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
         inner = options.get("config")
         mixer = inner.get("mixer") if isinstance(inner, dict) else None
-        if isinstance(mixer, str) and "." in mixer:
+        if isinstance(mixer, str) and "." in mixer and not is_built_in(mixer):
             check_import(mixer, path, trust=trust)
-        model = _MAKERS[kind](**options)
+        make = partial(_MAKERS[kind], **options)
+        outlined = not isinstance(mixer, str) or "." not in mixer or is_built_in(mixer)
+        own = outline(make) if outlined else None
+        tensors = _weights(folder, content)
+        wrong = misfit(own, tensors) if own is not None else ""
+        require(not wrong, f"{folder / WEIGHTS} does not fit its {CONFIG}: {wrong}")
+        model = make()
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} describes no model of dlrnn: {reason}") from error
-    _load(model, _weights(folder, content), folder / WEIGHTS)
+    _load(model, tensors, folder / WEIGHTS)
     return model.eval()
 
 
@@ -159,7 +167,7 @@ def _weights(folder: Path, config: bytes) -> dict[str, Tensor]:
     require(found.sealed, f"{path} has no SHA-256, so it may be damaged: {advice}")
     for name in ("config", *(["tokenizer"] if "tokenizer" in found.metadata else [])):
         other = folder / {"config": CONFIG, "tokenizer": TOKENIZER}[name]
-        content = config if name == "config" else read_bytes(other, MOST_TOKENIZER, links=True)
+        content = config if name == "config" else read_bytes(other, LARGEST_FILE, links=True)
         same = found.metadata.get(name) == _digest(content)
         require(same, f"{other} is not the one that {path} was saved with: {advice}")
     return found.tensors

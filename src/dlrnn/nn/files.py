@@ -1,7 +1,8 @@
 """Layers in files: safetensors, with the options of every DLR layer in the header."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,24 @@ def model_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> 
     return seal(tensors, {**(metadata or {}), HEADER: json.dumps(options)})
 
 
+def outline(make: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The names and shapes of a model's tensors: it is made on the meta device, without memory."""
+    with torch.device("meta"):
+        return make().state_dict()
+
+
+def misfit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """The first name or shape that differs between a model's outline and tensors; "" if none does.
+
+    A file is as large as its tensors, whatever sizes its configuration tells.
+    """
+    for name in sorted(own.keys() | tensors.keys()):
+        expected, given = (list(t[name].shape) if name in t else None for t in (own, tensors))
+        if expected != given:
+            return f"{name} is {given or 'not there'}, not {expected or 'there'}"
+    return ""
+
+
 def load_layers(
     path: str | Path, *, cast: str | None = None, kernel_length: int | None = None
 ) -> dict[str, DLR]:
@@ -78,7 +97,10 @@ def _layer(own: dict[str, Tensor], options: dict[str, Any] | None, given: dict[s
     for option, value in given.items():
         said = options.get(option, value) if options else value
         require(said == value, f"{option}={value!r} was given, and the file says {said!r}")
-    layer = DLR(**(options or _options_from_shapes(own) | given)).to(own["W"].dtype)
+    make = partial(DLR, **(options or _options_from_shapes(own) | given))
+    wrong = misfit(outline(make), own)
+    require(not wrong, f"its tensors do not fit its options: {wrong}")
+    layer = make().to(own["W"].dtype)
     layer.load_state_dict(own)
     return layer.eval()
 

@@ -129,7 +129,7 @@ def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float
     found: dict[str, float] = {}
     if task.kind == "regression":
         split = "validation"
-        judged = [each for each in records if each["split"] == split]
+        judged = folder.evaluations(task.metric)
         best = max(judged, key=lambda each: _comparable(each[task.metric]), default={})
         found = {name: value for name, value in best.items() if name not in ("step", "split")}
     else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dlrnn._disk import open_append
 from dlrnn._untrusted import brief
-from dlrnn.models.config import MIXERS
+from dlrnn.models.config import is_built_in
 from dlrnn.recipes.catalogue import chosen
 from dlrnn.recipes.outcome import (
     DONE,
@@ -116,7 +116,7 @@ def _command(run: Wanted, settings: list[str]) -> list[str] | None:
 
 def _trust(run: Wanted) -> list[str]:
     """The folder's mixer is the one that the user named for this sweep, so it needs no consent."""
-    return [] if run.config.model.mixer in MIXERS else ["--trust"]
+    return [] if is_built_in(run.config.model.mixer) else ["--trust"]
 
 
 def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
         try:
             if (run.path / CONFIG).is_file():
                 check_folder(run.path, run.config)
-            score_best(run.path, device, trust=True)
+            score_best(run.path, device, trust=bool(_trust(run)))
         except Exception as error:  # whatever happened, the other runs are not to blame
             said = brief(error) or type(error).__name__
     found = outcome_in(run.path, run.recipe, run.config)

@@ -14,6 +14,7 @@ from dlrnn.report.svg import Axis, Series, line_plot
 SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
 WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": "worse"}
 POINTS = 100  # of a curve
+MOST_LINES = 50  # of a plot: more seeds than anybody reads are left out
 NOT_RUN, DIVERGED = "not run", "diverged"
 
 
@@ -147,7 +148,10 @@ def _value(cell: Cell, metric: str, column: str) -> Html:
 
 
 def _curves(key: str, cell: Cell, results: Sequence[Results]) -> Html | None:
+    if not cell.found:
+        return None
     plots = []
+    owners = {id(record): one for one in results for record in one.records}
     for metric in cell.metrics:
         name = {"train_loss": "train loss", "loss": "validation loss"}.get(
             metric, f"validation {metric}"
@@ -155,21 +159,19 @@ def _curves(key: str, cell: Cell, results: Sequence[Results]) -> Html | None:
         series: list[Series] = []
         for column, by_metric in cell.found.items():
             for record in by_metric[metric].records if metric in by_metric else []:
-                points = _points(record, name, results)
-                if points:
+                points = _points(record, name, owners.get(id(record)))
+                if points and len(series) < MOST_LINES:
                     series.append(Series(f"{column}, seed {record.seed}", points, len(series)))
         if series:
             plots.append(_curve(f"{key}-{metric}", name, series, cell, metric))
     if plots:
         return join(plots)
-    return tag("p", "Its curve is missing.", class_="quiet") if cell.found else None
+    return tag("p", "Its curve is missing.", class_="quiet")
 
 
-def _points(record: Record, name: str, results: Sequence[Results]) -> list[tuple[int, float]]:
-    for one in results:
-        if record in one.records and record.stem in one.curves:
-            return thinned(one.curves[record.stem].get(name, []), POINTS)
-    return []
+def _points(record: Record, name: str, owner: Results | None) -> list[tuple[int, float]]:
+    curve = {} if owner is None or not owner.curves else owner.curves.get(record.stem, {})
+    return thinned(curve.get(name, []), POINTS)
 
 
 def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -> Html:
@@ -197,7 +199,8 @@ def _runs(column: str, by_metric: dict[str, Seeds]) -> Html:
     """How the numbers of a column came about; what several seeds share is said once."""
     first = next(iter(by_metric.values()))
     records = first.records
-    aside = [f"seed {each.seed}" for each in records if each not in first.counted]
+    counted = set(map(id, first.counted))
+    aside = [f"seed {each.seed}" for each in records if id(each) not in counted]
     facts: list[tuple[str, Html | str | None]] = [
         ("Steps", steps_text(records)),
         ("Stopped", _joined(record.stopped or _cut(record) for record in records)),

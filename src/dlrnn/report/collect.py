@@ -200,7 +200,7 @@ def _scores(
     if not found and unfinished:
         split, task = "validation", config.make_task()
         sign = -1 if task.less_is_better else 1
-        judged = [each for each in lines if each["split"] == split]
+        judged = folder.evaluations(task.metric)
         judged = [each for each in judged if math.isfinite(each[task.metric])] or judged[-1:]
         best = max(judged, key=lambda each: sign * each[task.metric], default={})
         found = {name: value for name, value in best.items() if isinstance(value, float)}

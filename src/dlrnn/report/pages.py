@@ -193,8 +193,9 @@ def runs_with(
 ) -> Iterator[tuple[str, Record, Results]]:
     """Every run that has a file of that kind, once, with a name to show."""
     for place, one in enumerate(results):
+        by_stem = {each.stem: each for each in reversed(one.records)}
         for stem in getattr(one, kind):
-            record = next((each for each in one.records if each.stem == stem), None)
+            record = by_stem.get(stem)
             if record is not None:
                 owner = OURS if place == 0 else one.name
                 other = f", but {record.variant}" if record.variant else ""

@@ -3,9 +3,10 @@
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
+from dlrnn._untrusted import fit, is_printable
 from dlrnn.recipes.catalogue import TABLES
 
 VERSION = 1
@@ -18,6 +19,9 @@ FULL, SIZES = "full", ("tiny", "changed")
 """The paper's size, and what a run can have instead."""
 
 SPLITS = ("train", "validation", "test")
+
+LONGEST_STEM = 200
+"""Letters of a run's file names, without their endings: file systems take 255."""
 
 LATER = {"scale", "stopped"}
 """Fields that the first records did not have."""
@@ -124,6 +128,9 @@ class Record:
         return json.dumps(asdict(self))
 
 
+_KINDS = get_type_hints(Record)
+
+
 def stem(recipe: str, variant: str, seed: int) -> str:
     """The name of a run's files."""
     parts = [*recipe.split("/"), variant, f"seed-{seed}"]
@@ -141,18 +148,21 @@ def parse_record(line: str) -> Record:
     version = values.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"has version {version}, and this dlrnn reads up to {VERSION}: update it")
-    known = {each.name for each in fields(Record)}
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"has a field {unknown[0]!r} that no record has")
-    if missing := sorted(known - values.keys() - LATER):
+    if unknown := sorted(values.keys() - _KINDS.keys()):
+        raise ValueError(f"has a field {unknown[0]!r:.60} that no record has")
+    if missing := sorted(_KINDS.keys() - values.keys() - LATER):
         raise ValueError(f"has no {missing[0]!r}")
-    for name, kind in get_type_hints(Record).items():
+    for name, kind in _KINDS.items():
         if name in LATER - values.keys():
             continue
-        if not _is(values[name], kind):
-            raise ValueError(f"has a {name!r} that is no {getattr(kind, '__name__', kind)}")
-        if isinstance(values[name], int) and isinstance(0.0, kind):
-            values[name] = float(values[name])
+        if isinstance(values[name], int) and abs(values[name]) > LARGEST:
+            raise ValueError(f"has a {name!r} beyond 2**53")
+        try:
+            values[name] = fit(values[name], kind, repr(name))
+        except ValueError as error:
+            raise ValueError(f"is no record: {error}") from None
+        if not _is_printable(values[name]):
+            raise ValueError(f"has a {name!r} with control characters")
     record = Record(**values)
     _check(record)
     return record
@@ -161,7 +171,10 @@ def parse_record(line: str) -> Record:
 def _check(record: Record) -> None:
     """What its fields say."""
     if not re.fullmatch(r"table\d/[^/]+/[^/]+", record.recipe):
-        raise ValueError(f"has a recipe {record.recipe!r}, which is not table/task/model")
+        raise ValueError(f"has a recipe {record.recipe!r:.60}, which is not table/task/model")
+    if (letters := len(record.stem)) > LONGEST_STEM:
+        many = f"has a recipe and a variant of {letters} letters"
+        raise ValueError(f"{many}, and names of files have at most {LONGEST_STEM}")
     table = record.recipe.partition("/")[0]
     for name, value, known in (
         ("table", table, tuple(TABLES)),
@@ -169,7 +182,7 @@ def _check(record: Record) -> None:
         ("scale", record.scale, (FULL, *SIZES)),
     ):
         if value not in known:
-            raise ValueError(f"has the {name} {value!r}, which is none of {', '.join(known)}")
+            raise ValueError(f"has the {name} {value!r:.60}, which is none of {', '.join(known)}")
     if record.steps < 0 or record.steps_asked < 1:
         raise ValueError(f"has {record.steps} of {record.steps_asked} steps")
     for name in ("value", "seconds_per_step", "wall_seconds"):
@@ -177,10 +190,8 @@ def _check(record: Record) -> None:
             raise ValueError(f"has a {name} that is not finite: say null")
 
 
-def _is(value: object, kind: Any) -> bool:
-    if kind == dict[str, str]:
-        parts = value.items() if isinstance(value, dict) else ()
-        return isinstance(value, dict) and all(isinstance(v, str) for _, v in parts)
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):
-        return False
-    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
+def _is_printable(value: Any) -> bool:
+    """Without control characters but ends of lines and tabs, as a note may have them."""
+    if isinstance(value, dict):
+        return all(map(_is_printable, (*value, *value.values())))
+    return not isinstance(value, str) or is_printable(re.sub(r"[\n\t]", " ", value))

@@ -13,7 +13,7 @@ Whatever cannot be read is one sentence in `problems`; the rest is there.
 
 import csv
 import io
-import json
+import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +22,9 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
+from dlrnn._disk import require_own_folder
+from dlrnn._untrusted import brief, fit, parse_json, read_bytes
+from dlrnn._untrusted import read_json as read_any
 from dlrnn.recipes.catalogue import RECIPES
 from dlrnn.report.layers import check_snapshot
 from dlrnn.report.records import LARGEST, Record, parse_record
@@ -30,13 +33,20 @@ RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
 CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS = "curves", "breakdowns", "pictures", "snapshots"
 PNG = b"\x89PNG\r\n\x1a\n"
 
+MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
+"""Bytes of records.jsonl; of a curve, which has some hundred lines; of any other file."""
+MOST_PIXELS = 2**24
+"""Of a picture."""
+MOST_COLUMNS, MOST_RECIPES = 200, 2000
+"""Variants and settings of a folder, each of which is a column of a table; cells of all tables."""
+
 Curve = dict[str, list[tuple[int, float]]]
 """By name ("train loss", "validation R2"): values by step."""
 
 Content = TypeVar("Content")
 UNREADABLE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(OverflowError, RecursionError, OSError),
+    *(OverflowError, RecursionError, OSError, csv.Error),
 )
 """Whatever a file of the wrong content, or a folder in its place, can lead to."""
 
@@ -72,9 +82,11 @@ def read_results(folder: str | Path, name: str) -> Results:
     folder, found = Path(folder), Results(name)
     found.records = read_records(folder / RECORDS, found.problems)
     stems = dict.fromkeys(record.stem for record in found.records)
-    found.curves = _files(folder / CURVES, "csv", stems, read_curve, found.problems)
+    found.curves = _files(
+        folder / CURVES, "csv", stems, read_curve, found.problems, most=MOST_CURVE
+    )
     for one in stems:
-        if not (folder / CURVES / f"{one}.csv").exists():
+        if not os.path.lexists(folder / CURVES / f"{one}.csv"):
             found.problems.append(f"the curve {folder / CURVES / one}.csv is missing")
     found.breakdowns = _files(folder / BREAKDOWNS, "json", stems, read_breakdown, found.problems)
     found.pictures = _files(folder / PICTURES, "png", stems, read_picture, found.problems)
@@ -84,12 +96,12 @@ def read_results(folder: str | Path, name: str) -> Results:
         found.snapshots[one] = read
         path = folder / SNAPSHOTS / f"{one}.jsonl"
         found.problems += [f"{path}, line {number}, is not a snapshot" for number in broken]
-    found.notes = read_json(folder / NOTES, _notes, found.problems) or {}
+    found.notes = read_json(folder / NOTES, _notes, found.problems, links=False) or {}
     known = RECIPES.keys() | {record.recipe for record in found.records}
     for other in sorted(found.notes.keys() - known):
-        found.problems.append(f"{folder / NOTES} has a note on {other!r}, which is no recipe")
+        found.problems.append(f"{folder / NOTES} has a note on {other!r:.60}, which is no recipe")
     found.problems += _short_curves(found, folder)
-    found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems)
+    found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems, links=False)
     return found
 
 
@@ -110,11 +122,24 @@ def _short_curves(found: Results, folder: Path) -> list[str]:
 def read_records(path: Path, problems: list[str]) -> list[Record]:
     """Every line that is a record; of two with the same key the later."""
     found: dict[tuple[str, str, int, str], Record] = {}
-    for number, line in enumerate(read_lines(path), start=1):
+    columns: set[tuple[str, str]] = set()
+    recipes: set[str] = set()
+    try:
+        lines = read_lines(path)
+    except (ValueError, OSError) as error:
+        problems.append(_unreadable(path, error))
+        return []
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = parse_record(line.decode(errors="replace"))
+            columns.add((record.variant, record.settings))
+            recipes.add(record.recipe)
+            if len(columns) > MOST_COLUMNS or len(recipes) > MOST_RECIPES:
+                most = f"{MOST_COLUMNS} variants and settings, and {MOST_RECIPES} recipes"
+                problems.append(f"{path} has more than {most}: lines from {number} are left out")
+                break
             found[record.key] = record
         except ValueError as error:
             problems.append(f"{path}, line {number}, {error}")
@@ -123,18 +148,30 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
 
 def read_lines(path: Path) -> list[bytes]:
     """Of a file, empty ones too; none if there is no file."""
-    return path.read_bytes().removeprefix(BOM_UTF8).split(b"\n") if path.is_file() else []
+    if not os.path.lexists(path):
+        return []
+    return read_bytes(path, MOST_RECORDS).removeprefix(BOM_UTF8).split(b"\n")
 
 
-def read_json(path: Path, check: Callable[[Any], Content], problems: list[str]) -> Content | None:
-    """A file of JSON that passes a check; None if it is not there."""
-    if not path.exists():
+def read_json(
+    path: Path, check: Callable[[Any], Content], problems: list[str], *, links: bool = True
+) -> Content | None:
+    """A file of JSON that passes a check; None if it is not there, or a problem."""
+    if not os.path.lexists(path):
         return None
     try:
-        return check(json.loads(path.read_text("utf-8")))
-    except UNREADABLE:
-        problems.append(f"{path} cannot be read")
+        return check(read_any(path, links=links))
+    except UNREADABLE as error:
+        problems.append(_unreadable(path, error))
         return None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    """In a sentence; what Python says of a value that it did not expect is left out."""
+    if not isinstance(error, ValueError | csv.Error):
+        return f"{path} cannot be read"
+    reason = brief(error, 200).removeprefix(f"{path}").lstrip(" :")
+    return f"{path} cannot be read: {reason}"
 
 
 def _files(
@@ -143,15 +180,22 @@ def _files(
     stems: Iterable[str],
     read: Callable[[bytes], Content],
     problems: list[str],
+    *,
+    most: int = MOST_FILE,
 ) -> dict[str, Content]:
-    found = {}
+    found: dict[str, Content] = {}
+    try:
+        require_own_folder(folder)
+    except ValueError as error:
+        problems.append(str(error))
+        return found
     for one in stems:
         path = folder / f"{one}.{ending}"
-        if path.exists():
+        if os.path.lexists(path):
             try:
-                found[one] = read(path.read_bytes())
-            except UNREADABLE:
-                problems.append(f"{path} cannot be read")
+                found[one] = read(read_bytes(path, most))
+            except UNREADABLE as error:
+                problems.append(_unreadable(path, error))
     return found
 
 
@@ -184,7 +228,7 @@ def curve_bytes(curve: Curve) -> bytes:
 
 def read_breakdown(content: bytes) -> dict[str, list[dict[str, Any]]]:
     """`by height` and `by operator`, as `analysis.listops_errors` gives them."""
-    return check_breakdown(json.loads(content))
+    return check_breakdown(parse_json(content, "it"))
 
 
 def check_breakdown(values: Any) -> dict[str, list[dict[str, Any]]]:
@@ -222,11 +266,16 @@ def _share(value: Any) -> float:
 
 
 def read_picture(content: bytes) -> bytes:
-    """A PNG, whole."""
+    """A PNG, whole, of a size that can be shown."""
     if not content.startswith(PNG):
         raise ValueError("a picture is a PNG")
+    width, height = (int.from_bytes(content[place : place + 4]) for place in (16, 20))  # IHDR
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than the {MOST_PIXELS} of a picture")
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if image.size != (width, height):
+                raise ValueError("its size is told twice")
             image.load()
     except Exception as error:  # Pillow raises SyntaxError, struct.error, zlib.error and others
         raise ValueError("a picture is a PNG") from error
@@ -238,7 +287,7 @@ def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
     found, broken = {}, []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         try:
-            taken = check_snapshot(json.loads(line))
+            taken = check_snapshot(parse_json(line.encode(), "it", nan=True))
         except UNREADABLE:
             broken.append(number)
             continue
@@ -249,7 +298,7 @@ def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _notes(values: Any) -> dict[str, str]:
-    return {str(name): str(text) for name, text in values.items()}
+    return dict(fit(values, dict[str, str], "it"))
 
 
 def _step_times(values: Any) -> dict[str, Any]:

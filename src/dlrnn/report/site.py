@@ -1,10 +1,12 @@
 """The static site: pages, style, script, pictures, layers; opens from disk, asks no network."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
 from dlrnn._disk import write_whole
+from dlrnn._untrusted import open_regular, printable
 from dlrnn.report import pages
 from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
 from dlrnn.report.html import Html, join, tag
@@ -15,6 +17,9 @@ from dlrnn.report.tables import table_page
 
 LIMIT = 8_000_000
 """Bytes of all of it; layers of the explorer that would not fit are left out, and it says so."""
+
+MOST_PROBLEMS = 200
+"""Sentences on a page of what could not be read."""
 
 ASSETS = ("report.css", "report.js", "explorer.js")
 REST = {
@@ -50,12 +55,19 @@ def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path)
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(out / name, data)
     for path in (out / "layers").glob("*.js"):  # of a site that was here before
-        if f"layers/{path.name}" not in content and path.read_bytes()[:11] == b"dlrnnLayers":
+        if f"layers/{path.name}" not in content and _is_layers(path):
             path.unlink()
     size = sum(map(len, content.values()))
     if size > LIMIT:
         said.append(f"the site has {size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f}")
     return said
+
+
+def _is_layers(path: Path) -> bool:
+    """Whether we wrote it."""
+    with suppress(ValueError, OSError), open_regular(path) as file:
+        return file.read(11) == b"dlrnnLayers"
+    return False
 
 
 def _asset(name: str) -> bytes:
@@ -105,5 +117,7 @@ def _problems(problems: Sequence[str]) -> Html | None:
         return None
     count = len(problems)
     said = f"{count} thing{'s' if count > 1 else ''} could not be read; the rest is shown"
-    sentences = tag("ul", [tag("li", problem) for problem in problems])
+    shown = [printable(problem) for problem in problems[:MOST_PROBLEMS]]
+    shown += [f"and {count - MOST_PROBLEMS} more"] if count > MOST_PROBLEMS else []
+    sentences = tag("ul", [tag("li", problem) for problem in shown])
     return join(tag("details", tag("summary", said), sentences, class_="problems", open=count < 4))

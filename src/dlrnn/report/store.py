@@ -3,10 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from dlrnn import recipes
 from dlrnn._disk import exclusive, require_own_folder, write_whole
+from dlrnn._untrusted import read_bytes
 from dlrnn.report.collect import Collected
 from dlrnn.report.records import Record, parse_record
 from dlrnn.report.results import (
@@ -46,13 +48,18 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
         except ValueError:
             foreign.append(line)
     said = []
+    owners = {each.run: each for each in known.values()}  # of a few thousand, names are made once
+    stems = [(each.stem, each) for each in owners.values()]
     for run in collected:
         new = run.records[0]
         there = [each for each in known.values() if each.run == new.run]
         steps = max((each.steps for each in there), default=0)
         goes_on = new.steps > steps and all(_goes_on(new, each) for each in there)
-        clash = next((r for r in known.values() if r.stem == run.stem and r.run != new.run), None)
+        clash = next((r for name, r in stems if name == run.stem and r.run != new.run), None)
         what = f"{run.stem}: {_came(new)}"
+        if problem := _unreadable(run.records):
+            said.append(f"{what}, left out: its record {problem}")
+            continue
         if clash is not None:
             other = f"{clash.variant or clash.recipe}, seed {clash.seed}"
             why = f"its files would be those of {other}: say --variant NAME"
@@ -71,12 +78,23 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
             continue
         note = new.note or (there[0].note if there and _is_same(new, there[0]) else "")
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
+        stems.append((run.stem, new))
         _write_files(run, folder)
     places = {name: place for place, name in enumerate(recipes.RECIPES)}
     order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
     lines = [record.to_line().encode() for record in order] + foreign
     _write(folder / RECORDS, b"".join(line + b"\n" for line in lines))
     return said
+
+
+def _unreadable(records: Iterable[Record]) -> str:
+    """Why a record could not be read again, control characters in a note, say; "" if it could."""
+    try:
+        for record in records:
+            parse_record(record.to_line())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _goes_on(new: Record, there: Record) -> bool:
@@ -151,6 +169,8 @@ def _remove_files(stem: str, folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    if not path.exists() or path.read_bytes() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+    with suppress(ValueError, OSError):  # what is no regular file is replaced
+        if read_bytes(path, len(content)) == content:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)

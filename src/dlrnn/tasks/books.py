@@ -10,8 +10,10 @@ end before a space, so that memory stays flat.
 import hashlib
 import io
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dlrnn._untrusted import brief
 from dlrnn.tasks import shards
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw
@@ -40,6 +43,7 @@ _SPLITS = ("train", "validation", "test")
 _PARQUET = re.compile(r"(train|validation|test)(?:-.*)?\.parquet")
 _ENDS = ("</s>", "<|endoftext|>", "<eos>", "[SEP]")
 _LARGEST = 2**27  # bytes of a tokenizer
+MOST_GROWTH = 2**10  # times that the replacements of a tokenizer may lengthen a text
 _T5 = 32100  # tokens of T5's tokenizer
 
 # ---------------------------------------------------------------------------------- tokenizers
@@ -57,14 +61,41 @@ def make_tokenizer(content: bytes, where: str | Path) -> "Tokenizer":
     """What a tokenizer.json describes; `where` it was, for a sentence."""
     from tokenizers import Tokenizer
 
-    try:
+    with tokenizer_errors(where):
         tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # the package raises plain Exception
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{where} is not a tokenizer.json: {reason}") from None
+    _check_growth(content, where)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def tokenizer_errors(where: str | Path) -> Iterator[None]:
+    """Whatever the package raises on a tokenizer, as one sentence: also what Rust calls a panic."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{where} is not a usable tokenizer.json: {brief(error)}") from None
+
+
+def _check_growth(content: bytes, where: str | Path) -> None:
+    """Refuse replacements that together make a text more than MOST_GROWTH times as long."""
+    told = json.loads(content)
+    waiting, growth = [told.get("normalizer"), told.get("pre_tokenizer"), told.get("decoder")], 1
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting.extend(part.values())
+            growth *= max(1, len(part["content"])) if isinstance(part.get("content"), str) else 1
+        elif isinstance(part, list):
+            waiting.extend(part)
+    if growth > MOST_GROWTH:
+        raise ValueError(
+            f"{where} has replacements that make a text up to {growth:.0e} times as long;"
+            f" at most {MOST_GROWTH} is accepted"
+        )
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> int:
@@ -128,7 +159,9 @@ def _encoded(tokenizer: "Tokenizer", text: Iterable[str]) -> Iterator[list[int]]
     """Tokens of a text that comes in parts, a piece after the other."""
     pieces = _pieces(text)
     while some := list(itertools.islice(pieces, _AT_ONCE)):
-        for piece in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+        with tokenizer_errors("the tokenizer"):
+            encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+        for piece in encoded:
             yield piece.ids
 
 

@@ -21,17 +21,22 @@ from typing import Any
 import numba
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dlrnn._disk import PART, naming, open_append, sync, write_unlocked
+from dlrnn._untrusted import fit
 from dlrnn._version import __version__
+from dlrnn.tasks.columns import check_file, read_group
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.shards import (
     FORMAT,
     MANIFEST,
+    MOST_SAMPLES,
     PROGRESS,
     SHARD_NAME,
     TOKENIZER,
+    Entry,
     Shard,
     Spec,
     damage,
@@ -42,6 +47,7 @@ from dlrnn.tasks.shards import (
     whole_lines,
 )
 
+_LAST = 2**31  # attempts at a sample come before it
 _REDRAWS = 1000  # of one sample that keeps meeting others' keys: then there are too few keys
 
 
@@ -63,6 +69,7 @@ def build_set(
     header = _header(spec)
     _check_folder(folder, header)
     _check_space(folder, spec)
+    _check_readable(spec)
     shards = _shards(spec)
     if not (folder / MANIFEST).exists():
         # A spec that cannot be met ends here; what numba compiles is there for all workers.
@@ -87,6 +94,16 @@ def _check_counts(spec: Spec) -> None:
             raise ValueError(f"{spec.name}: samples of {split} must be at least 0, not {count}")
     if sum(spec.counts.values()) < 1:
         raise ValueError(f"{spec.name}: samples must be at least 1, not 0")
+
+
+def _check_readable(spec: Spec) -> None:
+    """What a manifest cannot say is refused before it is built."""
+    if not -(2**63) <= spec.seed < 2**63:
+        raise ValueError(f"{spec.name}: the seed of a set must be below 2**63, not {spec.seed}")
+    for split, count in spec.counts.items():
+        if count > MOST_SAMPLES:
+            most = f"at most {MOST_SAMPLES} samples of {split} can be in one set, not {count}"
+            raise ValueError(f"{spec.name}: {most}; build several sets")
 
 
 def _shards(spec: Spec) -> list[Shard]:
@@ -141,7 +158,7 @@ def _check_folder(folder: Path, header: dict[str, Any]) -> None:
     for key in ("format", "task", "parameters", "seed", "counts", "shard_rows", "versions"):
         if found.get(key) == header[key] or (key == "versions" and MANIFEST in names):
             continue
-        was = f"{key} {json.dumps(found.get(key))}, not {json.dumps(header[key])}"
+        was = f"{key} {json.dumps(found.get(key)):.200}, not {json.dumps(header[key])}"
         raise ValueError(f"{folder} holds another set (its {was}); choose another folder")
 
 
@@ -218,10 +235,11 @@ class _Builder:
             path.unlink()
         manifest = load_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
         entries = manifest["shards"] if manifest else whole_lines(self.folder / PROGRESS)[1:]
-        noted = {entry["file"]: entry["sha256"] for entry in entries}
+        where = str(self.folder / (MANIFEST if manifest else PROGRESS))
+        noted = {each.file: each.sha256 for each in fit(entries, list[Entry], where)}
         for shard in self.shards:
             path = self.folder / shard.file
-            if shard.file in noted and path.exists() and sha256(path) == noted[shard.file]:
+            if shard.file in noted and path.is_file() and sha256(path) == noted[shard.file]:
                 self.hashes[shard.file] = noted[shard.file]
         whole = manifest is not None and len(self.hashes) == len(self.shards)
         if manifest and not whole and manifest["versions"] != self.header["versions"]:
@@ -250,9 +268,9 @@ class _Builder:
         again before an interruption passes: going over the set twice changes nothing.
         """
         seen: set[bytes] = set()
+        kinds = self.spec.table(self.shards[0].split, self.shards[0].rows[:1], {}).schema
         for shard in self.shards:
-            with damage(self.folder / shard.file):
-                kept = pq.read_table(self.folder / shard.file, columns=[column, "attempt"])
+            kept = self._read(shard, pa.schema([kinds.field(n) for n in (column, "attempt")]))
             keys, attempts = kept[column].to_pylist(), kept["attempt"].to_pylist()
             changed = False
             for place, index in enumerate(shard.rows):
@@ -265,6 +283,21 @@ class _Builder:
             if changed:
                 begin = dict(zip(shard.rows, attempts, strict=True))
                 self._keep(shard, _encoded(self.spec, shard, begin))
+
+    def _read(self, shard: Shard, kinds: pa.Schema) -> pa.Table:
+        """Columns of a shard that an earlier build may have left, or somebody else."""
+        path = self.folder / shard.file
+        with damage(path), pq.ParquetFile(path, memory_map=True) as file:
+            check_file(file, len(shard.rows), min(self.spec.group_rows, len(shard.rows)), {})
+            found = {each.name: each.type for each in file.schema_arrow}
+            for each in kinds:
+                if found.get(each.name) != each.type:
+                    raise pa.ArrowInvalid(f"it has no column {each.name!r} of {each.type}")
+            groups = range(file.num_row_groups)
+            table = pa.concat_tables(read_group(file, path, k, kinds.names, {}) for k in groups)
+            if pc.max(table["attempt"]).as_py() >= _LAST:
+                raise pa.ArrowInvalid(f"a sample of it is of attempt {_LAST} or later")
+            return table
 
     def _another(
         self, split: str, index: int, attempt: int, column: str, seen: set[bytes]

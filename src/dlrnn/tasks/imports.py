@@ -18,11 +18,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dlrnn._disk import PART, sync, write_unlocked
+from dlrnn._untrusted import printable
 from dlrnn.tasks.archives import entries
 from dlrnn.tasks.build import _check_folder, _found, _header, _locked
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.shards import (
     MANIFEST,
+    MOST_SAMPLES,
     PROGRESS,
     SHARD_NAME,
     TOKENIZER,
@@ -140,7 +142,7 @@ def _told(source: Path) -> dict[str, Any]:
     if sizes is None and not source.is_file():
         raise ValueError(f"there is no file or folder {source}")
     size = source.stat().st_size if sizes is None else sum(size or 0 for size in sizes)
-    return {"source": source.resolve().name, "source_bytes": size}
+    return {"source": printable(source.resolve().name), "source_bytes": size}
 
 
 def _refuse_others(folder: Path, header: dict[str, Any]) -> None:
@@ -208,6 +210,8 @@ class _Importer:
     def _add(self, split: str, row: Mapping[str, Any]) -> None:
         self.waiting[split].append(row)
         self.counts[split] += 1
+        if self.counts[split] > MOST_SAMPLES:
+            raise ValueError(f"a set has at most {MOST_SAMPLES} samples of {split}; import less")
         if len(self.waiting[split]) == self.spec.shard_rows:
             self._flush(split)
         done = sum(self.counts.values())
@@ -244,7 +248,7 @@ class _Importer:
         written = [entry for split in SPLITS[:3] for entry in self.entries[split]]
         manifest = {**self.header, "counts": self.counts, "shards": written}
         if self.remark is not None:
-            manifest["remark"] = self.remark
+            manifest["remark"] = printable(self.remark)
         manifest["sha256"] = own_hash(manifest)
         write_unlocked(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         (self.folder / PROGRESS).unlink()

@@ -64,7 +64,10 @@ class _ListOps(Classes, SetTask):
 
         tokens = self.sample(1, split=split, step=step).inputs[0].numpy().astype(np.uint8)
         figure = new_figure(11, 5)
-        axes, bars = figure.subplots(), _bars(tokens)
+        try:
+            axes, bars = figure.subplots(), _bars(tokens)
+        except (ValueError, IndexError, StopIteration):
+            raise ValueError(f"{self.folder} holds a {split} sample that is no tree") from None
         for place, (start, stop, depth, operator, value) in enumerate(bars):
             bar = Rectangle((start, -depth), stop - start, -0.9, color=_COLOURS[operator])
             axes.add_patch(bar)

@@ -116,10 +116,12 @@ class SetTask(Task):
         stamp = _stamp(folder)
         made = _manifest(folder, stamp)
         if made["task"] != self.name:
-            raise ValueError(f"{self.folder} is a set of {made['task']!r}, not of {self.name!r}")
+            raise ValueError(
+                f"{self.folder} is a set of {made['task']!r:.60}, not of {self.name!r}"
+            )
         for key, value in self._fixed().items():
             if (was := made["parameters"].get(key)) != value:
-                raise ValueError(f"{self.folder} has {key} {was!r}, not {value!r}")
+                raise ValueError(f"{self.folder} has {key} {was!r:.60}, not {value!r}")
         stored = _opened(folder, stamp, split, self.columns)
         if not len(stored):
             raise ValueError(f"{self.folder} has no {split} samples; {how} a larger set")

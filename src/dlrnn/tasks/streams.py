@@ -8,8 +8,9 @@ kernel that is compiled stays cached until its own file changes: after an edit h
 from collections.abc import Callable
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
+
+from dlrnn._numba import numba
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:

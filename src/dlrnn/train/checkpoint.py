@@ -5,6 +5,7 @@ The header also holds a SHA-256 of the whole file, so a damaged checkpoint is ne
 
 import json
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,18 +14,41 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrnn._disk import naming, write_whole
-from dlrnn._untrusted import fit_fields, parse_json, read_sealed, seal
+from dlrnn._untrusted import fit, parse_json, read_sealed, seal
 from dlrnn.train.sharded import like, whole
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # the last good one stays when the newest is damaged
-_CHECKPOINT = {
-    **{"step": int, "records": int, "snapshots": int, "best": dict[str, int | float | None]},
-    **{"last": dict[str, float], "config": str, "data": str | None},
-    **{"logged": int, "loss_sum": float, "records_sha256": str},
-}
-_BEST = {"step": int, "config": str, "metric": str, "value": float}
+
+
+@dataclass(frozen=True)
+class _BestSoFar:
+    value: float | None
+    step: int
+
+
+@dataclass(frozen=True)
+class _CheckpointHeader:
+    step: int
+    records: int  # bytes of records.jsonl
+    records_sha256: str
+    snapshots: int  # bytes of snapshots.jsonl
+    best: _BestSoFar
+    last: dict[str, float]
+    config: str
+    data: str | None
+    logged: int | None = None  # the last step whose loss is recorded, if it is not `step`
+    loss_sum: float | None = None
+
+
+@dataclass(frozen=True)
+class _BestHeader:
+    step: int
+    config: str
+    metric: str
+    value: float
+    files: dict[str, str]  # SHA-256 of the files that belong to the model: a tokenizer
 
 
 def tensors_of(
@@ -101,10 +125,14 @@ def newest(folder: Path) -> Found | None:
     return None
 
 
+def model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the model, without the prefix that tells them from the optimizer's."""
+    return {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+
+
 def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
     """The parameters of a checkpoint; those of another model are refused."""
-    own = model.state_dict()
-    found = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    own, found = model.state_dict(), model_tensors(tensors)
     for name, value in own.items():
         if name not in found:
             raise ValueError(f"{path} is of another model: it has no {name}")
@@ -137,11 +165,13 @@ def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, An
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
-        return found.tensors, fit_fields(values, _BEST, where)
-    counters = fit_fields(values, _CHECKPOINT, where, needed=("step", "records", "config"))
-    fits = 0 <= counters.get("logged", counters["step"]) <= counters["step"]
-    if not fits or counters["step"] != step_of(path) or counters["records"] < 0:
-        raise ValueError(f"{where} does not fit its name or itself")
+        return found.tensors, asdict(fit(values, _BestHeader, where))
+    counters = asdict(fit(values, _CheckpointHeader, where))
+    if counters["logged"] is None:
+        counters |= {"logged": counters["step"], "loss_sum": 0.0}
+    fits = 0 <= counters["logged"] <= counters["step"] == step_of(path)
+    if not fits or min(counters["records"], counters["snapshots"], counters["best"]["step"]) < 0:
+        raise ValueError(f"{where} has counters that do not fit each other or the file's name")
     return found.tensors, counters
 
 
@@ -173,7 +203,8 @@ def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opti
             continue
         shapes = {key: value.shape for key, value in found.items()}
         wanted = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
-        if shapes != wanted:
+        kinds = {found[key].dtype for key in found if key != "step"}
+        if shapes != wanted or kinds != {parameter.dtype} or found["step"].is_complex():
             raise ValueError(f"the checkpoint is of another optimizer: {name} has other moments")
         step = found.pop("step").to(parameter.device if on_device else "cpu")
         state = {key: like(value, parameter) for key, value in found.items()}

@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import torch
 
-from dlrnn._disk import lock, naming, open_append, require_own, write_whole
+from dlrnn._disk import lock, naming, open_append, require_regular, require_single, write_whole
 from dlrnn._untrusted import MOST_LINES, fit_fields, parse_json, read_bytes
 from dlrnn._version import __version__
+from dlrnn.analysis.snapshot import SNAPSHOTS
 from dlrnn.models.pretrained import WEIGHTS
 from dlrnn.train.config import RunConfig, from_json
 
@@ -40,6 +41,9 @@ _RESULT = {
     **{"steps": int, "stopped": str, "seed": int, "parameters": int, "seconds": float},
     **{"seconds_from_step": int, "device": str},
 }
+
+
+APPENDED = (RECORDS, TIMING, SNAPSHOTS)
 
 
 class InUseError(ValueError):
@@ -86,7 +90,7 @@ class RunFolder:
         """Empty, or stopped before anything was trained."""
         first = {CONFIG, *files}
         first |= {f"{name}.part" for name in first}
-        first |= {LOCK, RECORDS, TIMING, "snapshots.jsonl", "tensorboard", "wandb"}
+        first |= {LOCK, RECORDS, TIMING, SNAPSHOTS, "tensorboard", "wandb"}
         records = self.path / RECORDS
         untouched = not records.exists() or records.stat().st_size == 0
         return untouched and {path.name for path in self.path.iterdir()} <= first
@@ -170,9 +174,21 @@ class RunFolder:
                 known = {"step": int, "split": Literal["train", "validation", "test"]}
                 names = each if isinstance(each, dict) else ()
                 schema = {**{str(name): float for name in names}, **known}
-                found.append(fit_fields(each, schema, where, needed=known))
+                record = fit_fields(each, schema, where, needed=known)
+                if record["split"] == "train" and "loss" not in record:
+                    raise ValueError("it has no loss")
+                found.append(record)
             except ValueError as error:
                 raise ValueError(f"{where}, is not a record of a run: {error}") from error
+        return found
+
+    def evaluations(self, metric: str) -> list[dict[str, Any]]:
+        """The records of the validation split, which all have this metric."""
+        found = [each for each in self.records() if each["split"] == "validation"]
+        for each in found:
+            if metric not in each:
+                where = f"{self.path / RECORDS}, step {each['step']}"
+                raise ValueError(f"{where}: a validation has {metric}, and this one has not")
         return found
 
     @contextlib.contextmanager
@@ -182,6 +198,8 @@ class RunFolder:
             raise ValueError(f"{self.path} is a file; a folder was expected")
         self.path.mkdir(parents=True, exist_ok=True)
         check_links(self.path)
+        for name in APPENDED:
+            require_single(self.path / name)
         with open_append(self.path / LOCK) as file:
             try:
                 lock(file.fileno(), wait=False)
@@ -195,7 +213,7 @@ def check_links(folder: Path) -> None:
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.is_symlink() or not path.is_dir():
-                require_own(path)
+                require_regular(path)
 
 
 class Lines:
@@ -208,6 +226,8 @@ class Lines:
     def __init__(self, path: Path, length: int | None, sha256: str | None = None) -> None:
         self.path = path
         there = path.lstat().st_size if path.exists() else 0
+        if max(there, length or 0) > MOST_LINES:
+            raise ValueError(f"{path} has more than {MOST_LINES} bytes, which no run writes")
         if length is not None and there < length:
             has = f"is shorter ({there} bytes) than" if path.exists() else "is gone, which has"
             raise ValueError(f"{path} {has} {length} bytes of its checkpoint: begin a new run")

@@ -1,5 +1,6 @@
 """The one loop for all tasks and models."""
 
+import hashlib
 import json
 import math
 import time
@@ -167,6 +168,8 @@ class _Run:
         self.task, self.bare, self.until_plain = task, model, until_plain
         self.parameters = sum(p.numel() for p in self.bare.parameters())
         self.bare.to(self.device)
+        files = task.files().items() if self.leads else ()
+        self.files = {name: hashlib.sha256(content).hexdigest() for name, content in files}
         self.best: dict[str, Any] = {"value": None, "step": 0}
         self.last: dict[str, float] = {}
         found = newest(self.folder.path)
@@ -194,6 +197,10 @@ class _Run:
 
     def _resume(self, found: Found | None, stack: ExitStack) -> int:
         counters: dict[str, Any] = {"step": 0, "records": 0} if found is None else found.counters
+        if found is not None and counters["step"] > self.config.steps:
+            raise ValueError(
+                f"{found.path} is of step {counters['step']}, and the run has {self.config.steps}"
+            )
         self.problems = [] if found is None else found.problems
         self.origin = self._origin()
         for name, value in self.origin.items():
@@ -207,15 +214,17 @@ class _Run:
         if self.leads:
             here, digest = self.folder.path, counters.get("records_sha256")
             self.records = Lines(here / RECORDS, counters["records"], digest)
+            stack.callback(self.records.close)
             self.timing = Lines(here / TIMING, 0 if found is None else None)
+            stack.callback(self.timing.close)
             self.snapshots = Lines(here / SNAPSHOTS, counters.get("snapshots", 0))
+            stack.callback(self.snapshots.close)
             self.snapshots.separators = (",", ":")
-            for lines in (self.records, self.timing, self.snapshots):
-                stack.callback(lines.close)
         step: int = counters["step"]
         self.logged, self.loss_sum = counters.get("logged", step), counters.get("loss_sum", 0.0)
-        known = self.folder.records() if step and self.leads else []
-        judged = [(e["step"], e[self.task.metric]) for e in known if e["split"] == "validation"]
+        metric = self.task.metric
+        known = self.folder.evaluations(metric) if step and self.leads else []
+        judged = [(each["step"], each[metric]) for each in known]
         self.judged: list[Judged] = self.fabric.broadcast(judged)
         return step
 
@@ -333,7 +342,8 @@ class _Run:
             later = self.later if self.later and self.later["step"] > step else None
             if self.leads and (later is None or self._is_better(value, later["value"])):
                 counters = {"config": self.origin["config"], "metric": self.task.metric}
-                save_best(self.folder.path, step, tensors, {**counters, "value": value})
+                counted: dict[str, Any] = {**counters, "value": value, "files": self.files}
+                save_best(self.folder.path, step, tensors, counted)
 
     def _snapshot(self, step: int, *, ends: bool) -> None:
         """What the report's explorer shows: after 1, 2, 4, ... evaluations, and at the end."""

@@ -1,17 +1,21 @@
 """The model of a run: as it begins, and at its best."""
 
+import hashlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dlrnn._untrusted import check_import, naming_file
+from dlrnn._untrusted import check_import, naming_file, read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
-from dlrnn.models.config import MIXERS
+from dlrnn.models.config import is_built_in
+from dlrnn.models.pretrained import LARGEST_FILE
+from dlrnn.nn.files import misfit, outline
 from dlrnn.tasks import Task
-from dlrnn.train.checkpoint import BEST, load_model, read
+from dlrnn.train.checkpoint import BEST, load_model, model_tensors, read
 from dlrnn.train.config import RunConfig
 from dlrnn.train.folder import CONFIG, RunFolder
 
@@ -20,17 +24,9 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     """The model of a run, initialised from its seed; one that cannot fit in memory is refused."""
     _check_memory(config, task)
     torch.manual_seed(config.seed)
-    if isinstance(config.model, LanguageConfig):
-        return LanguageModel(config.model)
-    model = build_model(
-        config.model,
-        d_input=task.d_input,
-        vocabulary=task.vocabulary,
-        d_output=task.d_output,
-        pooled=task.pooled,
-        pair=task.pair,
-    )
-    if task.causal and not getattr(model, "causal", True):
+    model = _build(config, task)
+    is_language = isinstance(config.model, LanguageConfig)
+    if task.causal and not is_language and not getattr(model, "causal", True):
         raise ValueError(
             f"{task.name} asks for a model that reads from left to right: its mixer must not be"
             " bidirectional"
@@ -38,15 +34,30 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
     return model
 
 
+def _build(config: RunConfig, task: Task) -> nn.Module:
+    if isinstance(config.model, LanguageConfig):
+        return LanguageModel(config.model)
+    return build_model(
+        config.model,
+        d_input=task.d_input,
+        vocabulary=task.vocabulary,
+        d_output=task.d_output,
+        pooled=task.pooled,
+        pair=task.pair,
+    )
+
+
+def _is_built_in(config: RunConfig) -> bool:
+    """Whether the model can be made on the meta device, which a user's own mixer may not stand."""
+    return isinstance(config.model, LanguageConfig) or is_built_in(config.model.mixer)
+
+
 def _check_memory(config: RunConfig, task: Task) -> None:
     """Refuse a model whose parameters, or one activation of it, exceed this machine's memory."""
-    model = config.model
-    numbers = config.batch_size // config.accumulate * task.input_length * model.d_model
-    if isinstance(model, LanguageConfig) or model.mixer in MIXERS:
-        with torch.device("meta"):
-            mixer = model.make_mixer()
-        size = sum(each.numel() for each in mixer.state_dict().values())
-        numbers = max(numbers, size * model.layers)
+    numbers = config.batch_size // config.accumulate * task.input_length * config.model.d_model
+    if _is_built_in(config):
+        tensors = outline(partial(_build, config, task)).values()
+        numbers = max(numbers, sum(each.numel() for each in tensors))
     memory = _memory()
     if memory is not None and 4 * numbers > memory:
         needed, there = (f"{value / 2**30:.3g} GiB" for value in (4 * numbers, memory))
@@ -63,8 +74,19 @@ def _memory() -> int | None:
 
 def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
     """Before a model is made from a configuration that was read: it may name a foreign class."""
-    if isinstance(config.model, ModelConfig) and config.model.mixer not in MIXERS:
+    model = config.model
+    if isinstance(model, ModelConfig) and not is_built_in(model.mixer):
         check_import(config.model.mixer, where, trust=trust)
+
+
+def check_file(folder: Path, name: str, digest: str) -> None:
+    """Refuse a file of a run, a tokenizer, that is not the one which the model was trained with."""
+    path = folder / name
+    known = Path(name).name == name and path.is_file()
+    if not known or hashlib.sha256(read_bytes(path, LARGEST_FILE)).hexdigest() != digest:
+        raise ValueError(
+            f"{path} is missing or is not the file that {folder / BEST} was trained with"
+        )
 
 
 class Best(NamedTuple):
@@ -79,7 +101,7 @@ class Best(NamedTuple):
 
 
 def load_best(path: str | Path, device: torch.device, *, trust: bool = False) -> Best:
-    """The best model on a device, in evaluation mode; its digests are checked.
+    """The best model on a device, in evaluation mode; the digests of all its files are checked.
 
     A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
     """
@@ -88,9 +110,15 @@ def load_best(path: str | Path, device: torch.device, *, trust: bool = False) ->
     check_trusted(config, folder.path / CONFIG, trust=trust)
     tensors, counters = read(best)
     if counters["config"] != config.digest():
-        raise ValueError(f"{folder.path / CONFIG} is not the one that {best} was trained with")
+        raise ValueError(f"{folder.path / CONFIG} is not the one that {best} belongs to")
+    for name, digest in counters["files"].items():
+        check_file(folder.path, name, digest)
     with naming_file(folder.path / CONFIG):
         task = config.make_task()
+        if _is_built_in(config) and (
+            wrong := misfit(outline(partial(_build, config, task)), model_tensors(tensors))
+        ):
+            raise ValueError(f"{best} is of another model: {wrong}")
         model = make_model(config, task)
     load_model(best, tensors, model)
     return Best(model.to(device).eval(), task, config, int(counters["step"]))

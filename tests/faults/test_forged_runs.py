@@ -1,0 +1,288 @@
+"""Whole files with hostile content: a digest is no signature, whoever writes a file can seal it."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hostile import WHERE, make_language_run, make_run, run_command, stop
+from safetensors.torch import load_file
+
+import dlrnn
+from dlrnn import DLR
+from dlrnn._untrusted import read_sealed, seal
+from dlrnn.models import save_pretrained
+from dlrnn.nn import save_model
+from dlrnn.train import RunFolder, from_json
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("forged") / "run")
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    return make_language_run(tmp_path_factory.mktemp("language"))
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def forge(path, change):
+    """Write a safetensors file again with other counters, and a right digest."""
+    found = read_sealed(path)
+    counters = json.loads(found.metadata["dlrnn_run"])
+    change(counters)
+    content = seal(found.tensors, {**found.metadata, "dlrnn_run": json.dumps(counters)})
+    path.write_bytes(content)
+
+
+def refused(told, name):
+    assert told.status == 2, told
+    assert not told.faults()
+    assert name in told.err, told.err
+    assert told.err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+COUNTERS = {
+    "no best": lambda c: c.update(best={}),
+    "null best": lambda c: c.update(best=None),
+    "null step of the best": lambda c: c["best"].update(step=None),
+    "negative records": lambda c: c.update(records=-1),
+    "negative snapshots": lambda c: c.update(snapshots=-5),
+    "no digest of the records": lambda c: c.pop("records_sha256"),
+    "text as the last metrics": lambda c: c.update(last={"R2": "x"}),
+    "unknown": lambda c: c.update(more=1),
+    "another step": lambda c: c.update(step=3),
+    "logged later": lambda c: c.update(logged=5, loss_sum=0.0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_counters_that_no_run_writes_are_refused(name, run):
+    stop(run)
+    path = run / "step-000000004.safetensors"
+    forge(path, COUNTERS[name])
+    refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+
+
+def test_a_checkpoint_beyond_the_run_is_refused(run):
+    stop(run)
+    path = run / "step-000000004.safetensors"
+    forge(path, lambda c: c.update(step=10**6))
+    path.rename(run / "step-001000000.safetensors")
+    refused(run_command(["train", "--resume", run, *WHERE]), "step-001000000")
+
+
+def test_moments_of_another_type_are_refused(run):
+    stop(run)
+    path = run / "step-000000004.safetensors"
+    found = read_sealed(path)
+    name = next(name for name in found.tensors if name.endswith("exp_avg"))
+    tensors = {**found.tensors, name: found.tensors[name].double()}
+    path.write_bytes(seal(tensors, found.metadata))
+    refused(run_command(["train", "--resume", run, *WHERE]), "moments")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "timing.jsonl", "snapshots.jsonl"])
+def test_a_huge_sparse_file_is_not_read(name, run):
+    stop(run)
+    with open(run / name, "r+b") as file:
+        file.truncate(2**35)
+    refused(run_command(["train", "--resume", run, *WHERE]), name)
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "results"])
+def test_records_without_their_metric_are_refused(command, run, tmp_path):
+    if command == "resume":
+        stop(run)
+        lines = (run / "records.jsonl").read_text()
+        changed = lines.replace('"R2"', '"XX"')
+        (run / "records.jsonl").write_text(changed)
+        path = run / "step-000000004.safetensors"
+        read = RunFolder(run).records()[:-2]
+        length = json.loads(read_sealed(path).metadata["dlrnn_run"])["records"]
+        digest = hashlib.sha256(changed[:length].encode()).hexdigest()
+        forge(path, lambda c: c.update(records_sha256=digest))
+        assert read
+        refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")
+        return
+    (run / "records.jsonl").write_text('{"step": 6, "split": "validation", "loss": 1.0}\n')
+    if command == "results":
+        told = run_command(["results", "add", run, "--into", tmp_path / "out"])
+        assert told.status == 2
+        assert "records.jsonl" in told.err
+        assert not told.faults()
+    else:
+        assert not run_command(["eval", run, "--device", "cpu"], seconds=60).faults()
+
+
+# ---------------------------------------------------------------------------------- sizes
+
+
+def reconfigure(run, change):
+    """Another configuration, and weights that claim to belong to it."""
+    config = json.loads((run / "config.json").read_text())
+    change(config)
+    (run / "config.json").write_text(json.dumps(config))
+    digest = from_json((run / "config.json").read_bytes()).digest()
+    forge(run / "best.safetensors", lambda c: c.update(config=digest))
+
+
+SIZES = {
+    "states by a name": lambda c: c["model"]["mixer_options"].update(d_state=2**27),
+    "states by an import path": lambda c: (
+        c["model"].update(mixer="dlrnn.nn.DLR"),
+        c["model"]["mixer_options"].update(d_state=2**27),
+    ),
+    "channels": lambda c: c["model"].update(d_model=2**20),
+    "layers": lambda c: c["model"].update(layers=900),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_the_weights_do_not_have_take_no_memory(name, run):
+    reconfigure(run, SIZES[name])
+    told = run_command(["eval", run, "--device", "cpu"])
+    assert told.status == 2
+    assert not told.faults()
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"vocabulary": 2**27, "d_embedding": 8}, {"experts": 10**5}, {"layers": 900}]
+)
+def test_sizes_of_a_language_model_take_no_memory(sizes, language, tmp_path):
+    run = Path(shutil.copytree(language, tmp_path / "run"))
+    reconfigure(run, lambda c: c["model"].update(sizes))
+    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
+    told = run_command(ask)
+    assert told.status == 2
+    assert not told.faults()
+
+
+def test_sizes_in_an_exported_model_take_no_memory(tmp_path):
+    save_pretrained(DLR(4, 8), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["options"]["d_state"] = 2**28
+    content = json.dumps(config).encode()
+    (tmp_path / "model" / "config.json").write_bytes(content)
+    path = tmp_path / "model" / "model.safetensors"
+    metadata = read_sealed(path).metadata
+    digest = hashlib.sha256(content).hexdigest()
+    path.write_bytes(seal(load_file(path), {**metadata, "config": digest}))
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        dlrnn.models.from_pretrained(tmp_path / "model")
+    assert str(path) in str(caught.value)
+
+
+def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
+    path = tmp_path / "layer.safetensors"
+    save_model(DLR(4, 8), path)
+    options = json.dumps({"": {"d_model": 4, "d_state": 2**28}})
+    path.write_bytes(seal(load_file(path), {"dlrnn": options}))
+    refused(run_command(["check", path]), path.name)
+
+
+# ---------------------------------------------------------------------------------- tokenizers
+
+TOKENIZERS = {
+    "another one": lambda t: t.update(added_tokens=[]),
+    "a normalizer that panics": lambda t: t.update(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    ),
+    "a pre-tokenizer that panics": lambda t: t.update(
+        pre_tokenizer={"type": "FixedLength", "length": 0}
+    ),
+    "replacements that grow": lambda t: t.update(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Replace", "pattern": {"String": "w"}, "content": "ww"} for _ in range(40)
+            ],
+        }
+    ),
+    "not a tokenizer": lambda t: t.clear(),
+}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
+    """Also where the best model claims to belong to it."""
+    run = Path(shutil.copytree(language, tmp_path / "run"))
+    path = run / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    TOKENIZERS[name](tokenizer)
+    path.write_text(json.dumps(tokenizer))
+    if sealed:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        forge(run / "best.safetensors", lambda c: c.update(files={path.name: digest}))
+    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
+    told = run_command(ask)
+    if sealed and name == "another one":
+        assert told.status == 0
+    else:
+        refused(told, path.name)
+
+
+@pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/hostname", "absent"])
+def test_a_best_model_names_files_of_its_folder_alone(name, language, tmp_path):
+    run = Path(shutil.copytree(language, tmp_path / "run"))
+    forge(run / "best.safetensors", lambda c: c.update(files={name: "0" * 64}))
+    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
+    refused(run_command(ask), name)
+
+
+# ---------------------------------------------------------------------------------- this folder
+
+
+def in_folder(folder, code):
+    """Run code as the command does: without the current folder on the import path."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(dlrnn.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout.strip()
+
+
+def test_numba_reads_no_settings_of_the_current_folder(tmp_path):
+    """They could name the folder of its cache, which holds pickles."""
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: here\ndebug: 1\n")
+    code = "import dlrnn.tasks, numba; print(numba.config.CACHE_DIR, numba.config.DEBUG)"
+    assert in_folder(tmp_path, code) == "0"
+    assert in_folder(tmp_path, f"{code}; import yaml; yaml.safe_load('a: 1')") == "0"
+
+
+def test_matplotlib_reads_no_settings_of_the_current_folder(tmp_path):
+    """They could have LaTeX run."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    code = "from dlrnn._figures import new_figure; new_figure(1, 1); import matplotlib as m;"
+    assert in_folder(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
+
+
+def test_a_copy_with_hard_links_can_be_read_and_is_not_appended_to(run, tmp_path):
+    """`cp -al` is an ordinary backup."""
+    shutil.copytree(run, tmp_path / "backup", copy_function=os.link)
+    assert run_command(["eval", run, "--device", "cpu"], seconds=60).status == 0
+    told = run_command(["results", "add", run, "--into", tmp_path / "out"], seconds=60)
+    assert told.status == 0
+    stop(run)
+    refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")
