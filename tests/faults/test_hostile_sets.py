@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -212,14 +211,12 @@ def replaced(path, kind):
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "dangling"])
 def test_a_file_that_is_none_is_refused(file, kind, trees):
     replaced(trees / file, kind)
-    began = time.monotonic()
     with pytest.raises((ValueError, OSError)) as caught, deadline(5):
         sampled(trees)
     assert str(trees) in str(caught.value)
     if file == TRAIN:
         assert file in str(caught.value)
         assert any(each.startswith(file) for each in shards.verify(trees))
-    assert time.monotonic() - began < 3
 
 
 def test_links_to_regular_files_are_followed(made, tmp_path):
