@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from dlrnn import recipes
 from dlrnn.models import ModelConfig
+from dlrnn.paper import recipes
 from dlrnn.train import RunConfig, TaskConfig, load_best, train
 
 OUT = Path("out/demo")

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from support import run_python
 
 from dlrnn import DLR
-from dlrnn._untrusted import seal
 from dlrnn.bench.measure import require_right
 from dlrnn.cli import main
+from dlrnn.common.untrusted import seal
 from dlrnn.nn import load_layers, save_model
 from dlrnn.ops.backends import BACKENDS
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from support import DEVICE
 
-from dlrnn import examine, recipes
 from dlrnn.cli import main
-from dlrnn.examine import _curves, _images
+from dlrnn.paper import recipes
 from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
-from dlrnn.train import RunFolder
+from dlrnn.train import RunFolder, examine
 from dlrnn.train.checkpoint import header, save_best
+from dlrnn.train.examine import _curves, _images
 from dlrnn.train.tested import read_test
 
 SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
@@ -219,7 +219,9 @@ def test_wrong_sweeps(tmp_path, capsys):
 
 def test_a_sweep_says_once_what_a_mixer_does_not_inherit(tmp_path, capsys, monkeypatch):
     sent, row = {}, {"recipe": "table1/cumsum/dlr-1", "status": "done"}
-    monkeypatch.setattr("dlrnn.recipes.sweep.sweep", lambda *_, **how: sent.update(how) or [row])
+    monkeypatch.setattr(
+        "dlrnn.paper.recipes.sweep.sweep", lambda *_, **how: sent.update(how) or [row]
+    )
     changes = ["--model.mixer", "attention", "--lr", "1e-4"]
     assert main(["sweep", "table1/cum*/dlr-1", *changes, *WHERE[2:]]) == 0
     notes = [n for n in capsys.readouterr().err.splitlines() if n.startswith("note: attention")]
@@ -291,7 +293,7 @@ def test_eval_where_nothing_can_be_written(done, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dlrnn.examine.write_whole", full)
+    monkeypatch.setattr("dlrnn.train.examine.write_whole", full)
     assert main(["eval", str(done), *WHERE[2:]]) == 0
     printed = capsys.readouterr()
     assert "R2" in printed.out

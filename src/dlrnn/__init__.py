@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlrnn._version import __version__
 
 if TYPE_CHECKING:
-    from dlrnn import analysis, models, nn, ops, recipes, tasks, train
+    from dlrnn import analysis, models, nn, ops, paper, tasks, train
     from dlrnn.nn import DLR, param_groups
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "paper",
     "param_groups",
-    "recipes",
     "tasks",
     "train",
 ]

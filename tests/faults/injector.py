@@ -185,7 +185,7 @@ def _import_all() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("dlrnn.cli", "dlrnn.recipes", "dlrnn.train", "torch.utils.tensorboard"):
+    for name in ("dlrnn.cli", "dlrnn.paper.recipes", "dlrnn.train", "torch.utils.tensorboard"):
         importlib.import_module(name)
     importlib.import_module("lightning_fabric.strategies.model_parallel")
     from dlrnn.tasks import data_cli, get, listops

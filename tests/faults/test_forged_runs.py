@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import dlrnn
 from dlrnn import DLR
-from dlrnn._untrusted import read_sealed, seal
+from dlrnn.common.untrusted import read_sealed, seal
 from dlrnn.models import save_pretrained
 from dlrnn.nn import save_model
 from dlrnn.train import RunFolder, from_json
@@ -274,7 +274,7 @@ def test_numba_reads_no_settings_of_the_current_folder(tmp_path):
 def test_matplotlib_reads_no_settings_of_the_current_folder(tmp_path):
     """They could have LaTeX run."""
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
-    code = "from dlrnn._figures import new_figure; new_figure(1, 1); import matplotlib as m;"
+    code = "from dlrnn.common.figures import new_figure; new_figure(1, 1); import matplotlib as m;"
     assert in_folder(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
 
 

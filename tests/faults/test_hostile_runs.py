@@ -30,7 +30,7 @@ from hostile import (
 
 import dlrnn
 from dlrnn.models import from_pretrained
-from dlrnn.recipes import get, scaled
+from dlrnn.paper.recipes import get, scaled
 from dlrnn.train import load_best, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")

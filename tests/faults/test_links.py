@@ -21,7 +21,7 @@ from hostile import (
     tree,
 )
 
-from dlrnn.recipes import get, scaled
+from dlrnn.paper.recipes import get, scaled
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

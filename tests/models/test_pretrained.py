@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrnn._disk import write_whole
+from dlrnn.common.files import write_whole
 from dlrnn.models import (
     LanguageConfig,
     LanguageModel,

@@ -8,7 +8,7 @@ import torch
 from support import DEVICE, assert_close, random_modes, run_python
 
 from dlrnn import ops
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 from dlrnn.ops.backends import BACKENDS
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from dlrnn import recipes
 from dlrnn.analysis.snapshot import snapshot
 from dlrnn.models import ModelConfig, build_model
+from dlrnn.paper import recipes
 from dlrnn.report import Collected, Record, add
 from dlrnn.report.layers import check_snapshot
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import made_up
 import pytest
 
-from dlrnn import recipes
 from dlrnn.cli import main
+from dlrnn.paper import recipes
 from dlrnn.report import add, read_results
 from dlrnn.report.book import counts, difference, number, signed
 from dlrnn.report.cells import dialog, fall_text, seeds_text, settings_text, state_text

@@ -12,10 +12,10 @@ import made_up
 import pytest
 from support import DEVICE, tiny_books
 
-from dlrnn import recipes
 from dlrnn.analysis.snapshot import snapshot
 from dlrnn.cli import main
 from dlrnn.models import LanguageConfig, ModelConfig, build_model
+from dlrnn.paper import recipes
 from dlrnn.report import add, collect, read_results
 from dlrnn.report.records import VERSION, parse_record, stem
 from dlrnn.report.results import curve_bytes, read_curve

@@ -11,8 +11,8 @@ from pathlib import Path
 import made_up
 import pytest
 
-from dlrnn import recipes
 from dlrnn.bench.lengths import PEERS
+from dlrnn.paper import recipes
 from dlrnn.report import add, read_results
 from dlrnn.report.book import OTHERS
 from dlrnn.report.html import join, tag

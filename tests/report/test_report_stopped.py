@@ -7,8 +7,8 @@ import made_up
 import pytest
 from support import DEVICE
 
-from dlrnn import recipes
 from dlrnn.cli import main
+from dlrnn.paper import recipes
 from dlrnn.report import add, collect, read_results
 from dlrnn.report.layouts import make_tables
 from dlrnn.report.records import parse_record

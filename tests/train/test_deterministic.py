@@ -9,9 +9,9 @@ import torch
 from support import DEVICE
 from torch.utils import deterministic as memory
 
-from dlrnn import recipes
 from dlrnn.models import ModelConfig
-from dlrnn.recipes.outcome import changed_path
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes.outcome import changed_path
 from dlrnn.train import RunConfig, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.deterministic import deterministic

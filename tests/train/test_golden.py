@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import DEVICE
 
-from dlrnn import recipes
+from dlrnn.paper import recipes
 from dlrnn.train import RunFolder, train
 
 GOLDEN = Path(__file__).with_name("golden.json")

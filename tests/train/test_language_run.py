@@ -10,7 +10,6 @@ from support import DEVICE, run_python, tiny_books, tiny_tokenizer
 
 from dlrnn import tasks
 from dlrnn.cli import main
-from dlrnn.generation import write
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, causal, from_pretrained
 from dlrnn.train import (
     RunConfig,
@@ -24,6 +23,7 @@ from dlrnn.train import (
 )
 from dlrnn.train.checkpoint import checkpoints, read
 from dlrnn.train.evaluate import held_out, scores
+from dlrnn.train.generation import write
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}

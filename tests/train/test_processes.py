@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from support import tiny_books
 
-from dlrnn import recipes
 from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.paper import recipes
 from dlrnn.train import RunConfig, TaskConfig, train
 
 SCRIPT = """

@@ -20,8 +20,8 @@ from support import DEVICE, assert_close
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn._disk import write_whole
 from dlrnn.bench.tables import _step
+from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
 from dlrnn.tasks import listops_trees, pathfinder_paths, pathfinder_pixels

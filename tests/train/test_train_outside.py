@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dlrnn._disk import write_whole
 from dlrnn.bench.tables import _step
+from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints

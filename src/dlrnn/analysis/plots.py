@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dlrnn._figures import new_figure
 from dlrnn.analysis.systems import system_of
+from dlrnn.common.figures import new_figure
 from dlrnn.nn import DLR
 from dlrnn.ops.checks import require, require_count
 

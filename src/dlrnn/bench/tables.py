@@ -14,12 +14,12 @@ from unittest.mock import patch
 import torch
 from torch.optim import AdamW
 
-from dlrnn import recipes
 from dlrnn.bench.measure import synchronize, told
 from dlrnn.nn import param_groups
-from dlrnn.recipes import table3
-from dlrnn.recipes.paper import row_of, table
-from dlrnn.recipes.scale import Scale
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import table3
+from dlrnn.paper.recipes.paper import row_of, table
+from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, make_model, train
 from dlrnn.train.processes import make_fabric
 from dlrnn.train.step import TrainingStep, forward, make_optimizer

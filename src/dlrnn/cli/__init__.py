@@ -9,10 +9,10 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 
-from dlrnn._untrusted import brief
 from dlrnn._version import __version__
 from dlrnn.cli import bench, language, layer, report, tasks, training
 from dlrnn.cli.shared import IN_USE, own_line, speaks, warn
+from dlrnn.common.untrusted import brief
 
 EXPECTED = (ValueError, OSError, ArithmeticError, RuntimeError, MemoryError)
 """What ends a command with a sentence; anything else is our mistake and shows its traceback."""

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn._untrusted import printable
 from dlrnn.cli.shared import count, device_option, resolve, say, trust_option
+from dlrnn.common.untrusted import printable
 
 
 def add(commands: Any) -> None:
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def _generate(given: argparse.Namespace) -> int:
-    from dlrnn.generation import write
+    from dlrnn.train.generation import write
 
     options = ("tokens", "temperature", "top_k", "top_p", "seed")
     settings = {name: getattr(given, name) for name in options}
@@ -48,7 +48,7 @@ def _generate(given: argparse.Namespace) -> int:
 
 
 def _export(given: argparse.Namespace) -> int:
-    from dlrnn.export import export_run
+    from dlrnn.train.export import export_run
 
     replaces = (given.out / "config.json").exists()
     where = export_run(given.run_folder, given.out, push=given.push, trust=given.trust)

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from dlrnn.doctor import environment, examine
+    from dlrnn.bench.doctor import environment, examine
 
     device = resolve(given.device)
     facts, rows = environment(), examine(device)
@@ -40,7 +40,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from dlrnn.check import check_file, check_forms
+    from dlrnn.bench.check import check_file, check_forms
 
     if given.path is None:
         if given.cast or given.kernel_length:

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn._untrusted import brief
 from dlrnn.cli.shared import command, print_json, say, warn
+from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
     from dlrnn.report import Collected, Results
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def _add(given: argparse.Namespace) -> int:
-    from dlrnn.recipes.catalogue import RECIPES
+    from dlrnn.paper.recipes.catalogue import RECIPES
     from dlrnn.report import add
     from dlrnn.report.results import RECORDS
 
@@ -74,7 +74,7 @@ def _add(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
-    from dlrnn._disk import write_whole
+    from dlrnn.common.files import write_whole
     from dlrnn.report.markdown import markdown
     from dlrnn.report.picture import table1_png
     from dlrnn.report.site import write_site

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from dlrnn._untrusted import expected as words_of
+from dlrnn.common.untrusted import expected as words_of
 
 if TYPE_CHECKING:
     from dlrnn.train import RunConfig

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dlrnn._untrusted import printable
+from dlrnn.common.untrusted import printable
 
 IN_USE = 75
 """The exit status where another process has what was asked for: try again later."""

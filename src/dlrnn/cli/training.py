@@ -139,7 +139,7 @@ def _train(given: argparse.Namespace) -> int:
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     """The folder and the configuration that were asked for."""
-    from dlrnn import recipes
+    from dlrnn.paper import recipes
 
     if given.recipe is None:
         raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
@@ -171,7 +171,7 @@ def _not_inherited(own: "RunConfig", config: "RunConfig") -> list[str]:
 
 
 def _eval(given: argparse.Namespace) -> int:
-    from dlrnn.examine import examine_run
+    from dlrnn.train.examine import examine_run
 
     device = resolve(given.device)
     result = examine_run(given.run_folder, split=given.split, device=device, trust=given.trust)
@@ -191,7 +191,7 @@ def _eval(given: argparse.Namespace) -> int:
 
 
 def _recipes(given: argparse.Namespace) -> int:
-    from dlrnn import recipes
+    from dlrnn.paper import recipes
 
     if given.show:
         recipe = recipes.get(given.show)
@@ -241,8 +241,8 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 
 def _reproduce(given: argparse.Namespace) -> int:
-    from dlrnn import recipes
-    from dlrnn.recipes.rows import numbers
+    from dlrnn.paper import recipes
+    from dlrnn.paper.recipes.rows import numbers
 
     rows = recipes.reproduce(
         given.table,
@@ -275,7 +275,7 @@ def _reproduce(given: argparse.Namespace) -> int:
 
 
 def _sweep(given: argparse.Namespace) -> int:
-    from dlrnn.recipes.sweep import sweep
+    from dlrnn.paper.recipes.sweep import sweep
 
     _check_changes(given)
     rows = sweep(
@@ -299,8 +299,8 @@ def _sweep(given: argparse.Namespace) -> int:
 
 def _check_changes(given: argparse.Namespace) -> None:
     """Before a run begins: settings that are none, and what another mixer does not inherit."""
-    from dlrnn import recipes
     from dlrnn.models import ModelConfig
+    from dlrnn.paper import recipes
 
     if any(word.partition("=")[0] == "--seed" for word in given.overrides):
         raise ValueError("a sweep has --seeds N, for seeds 0 .. N-1, instead of --seed")

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 from torch import nn
 
-from dlrnn._untrusted import is_ours, user_import
+from dlrnn.common.untrusted import is_ours, user_import
 from dlrnn.ops.checks import require, require_count
 
 MIXERS = {

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dlrnn._disk import create_new, write_whole
-from dlrnn._untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
 from dlrnn._version import __version__
+from dlrnn.common.files import create_new, write_whole
+from dlrnn.common.untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
 from dlrnn.models.config import ModelConfig, is_built_in
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model

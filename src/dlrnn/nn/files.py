@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlrnn._disk import write_whole
-from dlrnn._untrusted import fit, parse_json, read_sealed, seal
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import fit, parse_json, read_sealed, seal
 from dlrnn.nn.dlr import DLR
 from dlrnn.ops.checks import require
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal, NamedTuple
 
-from dlrnn.recipes.recipe import PLACES
+from dlrnn.paper.recipes.recipe import PLACES
 from dlrnn.report.records import FULL, Record
 
 OURS = "ours"

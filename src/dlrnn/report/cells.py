@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from dlrnn.recipes.recipe import PLACES
+from dlrnn.paper.recipes.recipe import PLACES
 from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed, tolerance
 from dlrnn.report.collect import thinned
 from dlrnn.report.html import Html, join, tag

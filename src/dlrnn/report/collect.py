@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from dlrnn._untrusted import MOST_LINES, parse_json, read_bytes
-from dlrnn.recipes import as_in_paper
-from dlrnn.recipes.outcome import measured
+from dlrnn.common.untrusted import MOST_LINES, parse_json, read_bytes
+from dlrnn.paper.recipes import as_in_paper
+from dlrnn.paper.recipes.outcome import measured
 from dlrnn.report.origin import origin_of
 from dlrnn.report.records import FULL, Record
 from dlrnn.report.results import (

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dlrnn import recipes
-from dlrnn.recipes import Recipe, table1, table2, table3, table4, table6
-from dlrnn.recipes.paper import table as published
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import Recipe, table1, table2, table3, table4, table6
+from dlrnn.paper.recipes.paper import table as published
 from dlrnn.report.book import OURS, Cell, Seeds, Table
 from dlrnn.report.records import Record
 from dlrnn.report.results import Results

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from dlrnn import recipes
-from dlrnn.recipes import Recipe, Scale, scaled
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import Recipe, Scale, scaled
 from dlrnn.report.records import FULL
 from dlrnn.train import RunConfig
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
-from dlrnn._untrusted import fit, is_printable
-from dlrnn.recipes.catalogue import TABLES
+from dlrnn.common.untrusted import fit, is_printable
+from dlrnn.paper.recipes.catalogue import TABLES
 
 VERSION = 1
 """Of a line of records.jsonl: raised when a reader of today would misread it."""

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from dlrnn._disk import require_own_folder
-from dlrnn._untrusted import brief, fit, parse_json, read_bytes
-from dlrnn._untrusted import read_json as read_any
-from dlrnn.recipes.catalogue import RECIPES
+from dlrnn.common.files import require_own_folder
+from dlrnn.common.untrusted import brief, fit, parse_json, read_bytes
+from dlrnn.common.untrusted import read_json as read_any
+from dlrnn.paper.recipes.catalogue import RECIPES
 from dlrnn.report.layers import check_snapshot
 from dlrnn.report.records import LARGEST, Record, parse_record
 

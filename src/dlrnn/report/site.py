@@ -5,8 +5,8 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from dlrnn._disk import write_whole
-from dlrnn._untrusted import open_regular, printable
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import open_regular, printable
 from dlrnn.report import pages
 from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
 from dlrnn.report.html import Html, join, tag

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dlrnn import recipes
-from dlrnn._disk import exclusive, require_own_folder, write_whole
-from dlrnn._untrusted import read_bytes
+from dlrnn.common.files import exclusive, require_own_folder, write_whole
+from dlrnn.common.untrusted import read_bytes
+from dlrnn.paper import recipes
 from dlrnn.report.collect import Collected
 from dlrnn.report.records import Record, parse_record
 from dlrnn.report.results import (

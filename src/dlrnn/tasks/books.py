@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlrnn._untrusted import brief
+from dlrnn.common.untrusted import brief
 from dlrnn.tasks import shards
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw

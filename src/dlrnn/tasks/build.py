@@ -24,9 +24,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from dlrnn._disk import PART, naming, open_append, sync, write_unlocked
-from dlrnn._untrusted import fit
 from dlrnn._version import __version__
+from dlrnn.common.files import PART, naming, open_append, sync, write_unlocked
+from dlrnn.common.untrusted import fit
 from dlrnn.tasks.columns import check_file, read_group
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.shards import (

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dlrnn._untrusted import fit, parse_json, read_bytes
+from dlrnn.common.untrusted import fit, parse_json, read_bytes
 from dlrnn.tasks import listops, nearest, pathfinder, shards
 from dlrnn.tasks.build import build_set
 from dlrnn.tasks.fetch import download

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 
 QUERIES, KEYS = 8, 512  # a tile of products
 

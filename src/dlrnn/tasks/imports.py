@@ -17,8 +17,8 @@ from typing import Any, cast
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from dlrnn._disk import PART, sync, write_unlocked
-from dlrnn._untrusted import printable
+from dlrnn.common.files import PART, sync, write_unlocked
+from dlrnn.common.untrusted import printable
 from dlrnn.tasks.archives import entries
 from dlrnn.tasks.build import _check_folder, _found, _header, _locked
 from dlrnn.tasks.random import SPLITS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrnn._figures import new_figure
+from dlrnn.common.figures import new_figure
 from dlrnn.tasks import listops
 from dlrnn.tasks.classes import Classes, OneClass
 from dlrnn.tasks.listops_text import CLOSE, OPERATOR, OPERATORS, VOCABULARY

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from jaxtyping import Float64, Int64, UInt8
 
-from dlrnn._figures import new_figure
+from dlrnn.common.figures import new_figure
 from dlrnn.tasks import pathfinder_paths, pathfinder_pixels
 from dlrnn.tasks.pathfinder_sizes import LRA, SMALL, Number, check, sizes
 from dlrnn.tasks.random import SPLITS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn._figures import new_figure
+from dlrnn.common.figures import new_figure
 from dlrnn.tasks.random import Random
 from dlrnn.tasks.task import Batch, Task, wrong_output
 

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from dlrnn._disk import naming
-from dlrnn._untrusted import (
+from dlrnn.common.files import naming
+from dlrnn.common.untrusted import (
     brief,
     fit,
     fit_fields,

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
-from dlrnn._figures import new_figure
+from dlrnn.common.figures import new_figure
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.classes import OneClass
 from dlrnn.tasks.imports import ImportedSet, Row, no_draw

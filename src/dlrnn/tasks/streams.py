@@ -10,7 +10,7 @@ from typing import Any, no_type_check
 
 import numpy as np
 
-from dlrnn._numba import numba
+from dlrnn.common.jit import numba
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from dlrnn._figures import new_figure
+from dlrnn.common.figures import new_figure
 from dlrnn.tasks import shards
 from dlrnn.tasks.archives import Entry, entries
 from dlrnn.tasks.classes import OneClass

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrnn._disk import naming, write_whole
-from dlrnn._untrusted import fit, parse_json, read_sealed, seal
+from dlrnn.common.files import naming, write_whole
+from dlrnn.common.untrusted import fit, parse_json, read_sealed, seal
 from dlrnn.train.sharded import like, whole
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 from jsonargparse import ArgumentParser
 
 from dlrnn import tasks
-from dlrnn._untrusted import brief, fit, fit_fields, parse_json
+from dlrnn.common.untrusted import brief, fit, fit_fields, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
 
 LARGEST_SIZE = 2**31

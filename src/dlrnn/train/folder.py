@@ -23,10 +23,17 @@ from typing import Any, Literal
 
 import torch
 
-from dlrnn._disk import lock, naming, open_append, require_regular, require_single, write_whole
-from dlrnn._untrusted import MOST_LINES, fit_fields, parse_json, read_bytes
 from dlrnn._version import __version__
 from dlrnn.analysis.snapshot import SNAPSHOTS
+from dlrnn.common.files import (
+    lock,
+    naming,
+    open_append,
+    require_regular,
+    require_single,
+    write_whole,
+)
+from dlrnn.common.untrusted import MOST_LINES, fit_fields, parse_json, read_bytes
 from dlrnn.models.pretrained import WEIGHTS
 from dlrnn.train.config import RunConfig, from_json
 

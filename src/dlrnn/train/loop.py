@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dlrnn._disk import write_whole
-from dlrnn._untrusted import naming_file
 from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import naming_file
 from dlrnn.models import LanguageConfig
 from dlrnn.models.model import Block
 from dlrnn.ops.checks import NotFiniteError

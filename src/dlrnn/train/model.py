@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dlrnn._untrusted import check_import, naming_file, read_bytes
+from dlrnn.common.untrusted import check_import, naming_file, read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
 from dlrnn.models.config import is_built_in
 from dlrnn.models.pretrained import LARGEST_FILE

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dlrnn._untrusted import printable
+from dlrnn.common.untrusted import printable
 
 
 class Silent:

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from dlrnn._disk import write_whole
-from dlrnn._untrusted import fit
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import fit
 from dlrnn.train.checkpoint import BEST, header
 from dlrnn.train.folder import RunFolder
 

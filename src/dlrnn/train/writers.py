@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dlrnn._disk import naming, open_append, write_whole
-from dlrnn._untrusted import read_bytes, read_json
+from dlrnn.common.files import naming, open_append, write_whole
+from dlrnn.common.untrusted import read_bytes, read_json
 from dlrnn.train.folder import CONFIG, check_links
 
 WRITERS = ("tensorboard", "wandb", "none")

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 from dlrnn.ops.dplr import DPLR
 from dlrnn.ops.pairs import conjugate
 from dlrnn.ops.triton.sections import _times

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 
 TILE, WARPS = 2048, 4  # pairs of a program
 WIDEST = 2048  # pairs of a position

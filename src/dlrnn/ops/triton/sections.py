@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 
 FREQUENCIES = 128  # a program that adds over states
 STATES = 32  # a program, of one warp, that adds over frequencies,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn._device import on_its_device
+from dlrnn.common.device import on_its_device
 from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
 

@@ -13,8 +13,8 @@ import math
 from typing import Any
 
 from dlrnn.models import ModelConfig
-from dlrnn.recipes.paper import row_of
-from dlrnn.recipes.recipe import Recipe, recipe
+from dlrnn.paper.recipes.paper import row_of
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 LENGTHS = (16_384, 65_536, 262_144, 1_048_576)

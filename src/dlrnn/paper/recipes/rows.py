@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from dlrnn.recipes.outcome import DONE, NOT_RUN, Outcome
-from dlrnn.recipes.recipe import PLACES, Recipe
-from dlrnn.recipes.scale import Scale
+from dlrnn.paper.recipes.outcome import DONE, NOT_RUN, Outcome
+from dlrnn.paper.recipes.recipe import PLACES, Recipe
+from dlrnn.paper.recipes.scale import Scale
 
 
 @dataclass(frozen=True)

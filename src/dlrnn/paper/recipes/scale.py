@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from dlrnn.models import LanguageConfig, ModelConfig
-from dlrnn.recipes.recipe import Recipe
+from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, TaskConfig
 

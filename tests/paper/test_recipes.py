@@ -7,9 +7,9 @@ import pytest
 import torch
 from support import run_python
 
-from dlrnn import recipes
-from dlrnn.recipes import RECIPES, TABLES, table1, table2, table3, table4
-from dlrnn.recipes.paper import published, table
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
+from dlrnn.paper.recipes.paper import published, table
 from dlrnn.train import make_model
 
 HYPER = published()["hyperparameters"]
@@ -297,7 +297,7 @@ def noted(kind, data=None, *rest, **named):
     made.add("meta" if data is not None and data.is_meta else "real")
     return own(kind, data, *rest, **named)
 torch.nn.Parameter.__new__ = noted
-from dlrnn import recipes
+from dlrnn.paper import recipes
 print(len(recipes.RECIPES), sorted(made))
 """)
     assert made.split() == [str(len(RECIPES)), "['meta']"]

@@ -5,10 +5,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from dlrnn._disk import write_whole
-from dlrnn._untrusted import brief
-from dlrnn.recipes.catalogue import RECIPES, TABLES, advice
-from dlrnn.recipes.outcome import (
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import brief
+from dlrnn.paper.recipes.catalogue import RECIPES, TABLES, advice
+from dlrnn.paper.recipes.outcome import (
     DONE,
     Outcome,
     check_folder,
@@ -18,9 +18,9 @@ from dlrnn.recipes.outcome import (
     run_path,
     score_best,
 )
-from dlrnn.recipes.recipe import Recipe
-from dlrnn.recipes.rows import Row, make_row, markdown, numbers
-from dlrnn.recipes.scale import Scale
+from dlrnn.paper.recipes.recipe import Recipe
+from dlrnn.paper.recipes.rows import Row, make_row, markdown, numbers
+from dlrnn.paper.recipes.scale import Scale
 from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
 from dlrnn.train.folder import CONFIG

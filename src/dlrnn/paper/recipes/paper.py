@@ -9,7 +9,7 @@ from typing import Any
 @cache
 def published() -> dict[str, Any]:
     """All of paper.json: `tables` and `hyperparameters`."""
-    text = files("dlrnn.recipes").joinpath("paper.json").read_text(encoding="utf-8")
+    text = files("dlrnn.paper.recipes").joinpath("paper.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

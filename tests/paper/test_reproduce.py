@@ -8,15 +8,15 @@ from importlib import import_module
 import pytest
 import torch
 
-from dlrnn import recipes
-from dlrnn.recipes import reproduce, run_path, status_of
-from dlrnn.recipes import scale as scales
-from dlrnn.recipes.outcome import Outcome, measured
-from dlrnn.recipes.rows import make_row
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import reproduce, run_path, status_of
+from dlrnn.paper.recipes import scale as scales
+from dlrnn.paper.recipes.outcome import Outcome, measured
+from dlrnn.paper.recipes.rows import make_row
 from dlrnn.train import RunFolder, load_best
 from dlrnn.train.evaluate import held_out, scores
 
-MODULE = import_module("dlrnn.recipes.reproduce")
+MODULE = import_module("dlrnn.paper.recipes.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
 
 
@@ -169,7 +169,7 @@ def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatc
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
-    outcome = import_module("dlrnn.recipes.outcome")
+    outcome = import_module("dlrnn.paper.recipes.outcome")
     monkeypatch.setattr(outcome, "load_best", None)
     [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
     assert row.status == "done"

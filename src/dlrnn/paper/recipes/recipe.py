@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dlrnn.recipes.cost import minutes
+from dlrnn.paper.recipes.cost import minutes
 from dlrnn.train import RunConfig
 
 PLACES = {"R2": 3, "train_loss": 2, "loss": 2}

@@ -15,8 +15,8 @@ micro-batches of 24 sequences fit on one GPU, of 8 on three.
 from dlrnn.models import LanguageConfig
 from dlrnn.models.config import Norm
 from dlrnn.models.language import LanguageMixer
-from dlrnn.recipes.paper import table
-from dlrnn.recipes.recipe import Recipe, recipe
+from dlrnn.paper.recipes.paper import table
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 MODELS: dict[str, LanguageMixer] = {"DLR": "dlr", "Transformer": "attention"}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support import DEVICE, tiny_books
 
-from dlrnn import recipes
-from dlrnn.recipes import RECIPES, TABLES, reproduce
-from dlrnn.recipes import scale as scales
-from dlrnn.recipes.paper import published, table
-from dlrnn.recipes.rows import numbers
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes import RECIPES, TABLES, reproduce
+from dlrnn.paper.recipes import scale as scales
+from dlrnn.paper.recipes.paper import published, table
+from dlrnn.paper.recipes.rows import numbers
 from dlrnn.train import make_model
 
 [STATED] = published()["hyperparameters"]["language model (table 5)"]

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from dlrnn.recipes import changed_path, chosen, run_config, run_path
-from dlrnn.recipes.catalogue import get
-from dlrnn.recipes.sweep import Job, Wanted, _command, sweep
+from dlrnn.paper.recipes import changed_path, chosen, run_config, run_path
+from dlrnn.paper.recipes.catalogue import get
+from dlrnn.paper.recipes.sweep import Job, Wanted, _command, sweep
 from dlrnn.train import RunFolder, with_overrides
 
 STEPS = ["--steps", "3"]
@@ -77,7 +77,9 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
         if path == done:
             raise ValueError("best.safetensors is damaged")
 
-    monkeypatch.setattr(importlib.import_module("dlrnn.recipes.sweep"), "score_best", score_best)
+    monkeypatch.setattr(
+        importlib.import_module("dlrnn.paper.recipes.sweep"), "score_best", score_best
+    )
     (broken / "result.json").unlink()  # as if stopped after its last checkpoint
     capsys.readouterr()
     by_name = {row["recipe"]: row for row in sweep(["table1/cum*/dlr-1"], **options)}
@@ -202,7 +204,7 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
 
 
 def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
-    module, sent = importlib.import_module("dlrnn.recipes.sweep"), []
+    module, sent = importlib.import_module("dlrnn.paper.recipes.sweep"), []
     monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
     monkeypatch.setattr(module, "score_best", lambda *_: None)
     for wanted in (True, False):
@@ -212,7 +214,7 @@ def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
 
 
 def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
-    module = importlib.import_module("dlrnn.recipes.sweep")
+    module = importlib.import_module("dlrnn.paper.recipes.sweep")
 
     def score_best(path, *_, **__):
         if "cummax" in str(path):
@@ -228,7 +230,7 @@ def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
 
 
 def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.import_module("dlrnn.recipes.sweep"), "_run", None)
+    monkeypatch.setattr(importlib.import_module("dlrnn.paper.recipes.sweep"), "_run", None)
     path = path_of("table1/cummax/dlr-1", tmp_path)
     path.mkdir(parents=True)
     config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
@@ -239,7 +241,7 @@ def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_pa
 
 
 def test_one_bad_folder_does_not_stop_the_others(tmp_path, monkeypatch):
-    module, run = importlib.import_module("dlrnn.recipes.sweep"), []
+    module, run = importlib.import_module("dlrnn.paper.recipes.sweep"), []
     monkeypatch.setattr(module, "_run", lambda job, *_: run.append(job.run.recipe.name) or "")
     monkeypatch.setattr(module, "score_best", lambda *_, **__: None)
     bad = path_of("table1/cummax/dlr-1", tmp_path)

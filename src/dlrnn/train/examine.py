@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrnn._disk import write_whole
-from dlrnn._figures import new_figure
 from dlrnn.analysis.listops_errors import error_rates
+from dlrnn.common.figures import new_figure
+from dlrnn.common.files import write_whole
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.evaluate import held_out, scores
 from dlrnn.train.folder import RunFolder

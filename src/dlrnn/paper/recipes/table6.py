@@ -10,9 +10,9 @@ The rest is as in Table 1: the paper states no other rate for it than attention'
 """
 
 from dlrnn.models import ModelConfig
-from dlrnn.recipes.paper import table
-from dlrnn.recipes.recipe import recipe
-from dlrnn.recipes.table1 import TASKS, Column, r2_of
+from dlrnn.paper.recipes.paper import table
+from dlrnn.paper.recipes.recipe import recipe
+from dlrnn.paper.recipes.table1 import TASKS, Column, r2_of
 
 
 def _attention(layers: int) -> ModelConfig:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dlrnn._untrusted import brief, read_bytes
-from dlrnn.recipes.recipe import Recipe, as_in_paper
-from dlrnn.recipes.scale import Scale, scaled
+from dlrnn.common.untrusted import brief, read_bytes
+from dlrnn.paper.recipes.recipe import Recipe, as_in_paper
+from dlrnn.paper.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
 from dlrnn.train.config import in_json
 from dlrnn.train.evaluate import held_out, scores

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from dlrnn.recipes import RECIPES, scaled
+from dlrnn.paper.recipes import RECIPES, scaled
 from dlrnn.train import make_model
 
 

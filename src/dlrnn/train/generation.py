@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dlrnn._untrusted import read_bytes
+from dlrnn.common.untrusted import read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.tasks.books import end_token, make_tokenizer, tokenizer_errors, vocabulary_of

@@ -29,7 +29,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
-from dlrnn._disk import naming, require_regular
+from dlrnn.common.files import naming, require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor

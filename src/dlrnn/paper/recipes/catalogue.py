@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
 
-from dlrnn.recipes import table1, table2, table3, table4, table5, table6
-from dlrnn.recipes.recipe import Recipe
+from dlrnn.paper.recipes import table1, table2, table3, table4, table5, table6
+from dlrnn.paper.recipes.recipe import Recipe
 
 TABLES = {
     "table1": table1.RECIPES,

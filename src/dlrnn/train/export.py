@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dlrnn._untrusted import read_bytes
+from dlrnn.common.untrusted import read_bytes
 from dlrnn.models import push_to_hub, save_pretrained
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.train import RunFolder, load_best

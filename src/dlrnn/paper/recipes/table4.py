@@ -20,8 +20,8 @@ from typing import Any
 
 from dlrnn.models import ModelConfig
 from dlrnn.models.config import Norm
-from dlrnn.recipes.paper import row_of
-from dlrnn.recipes.recipe import Recipe, recipe
+from dlrnn.paper.recipes.paper import row_of
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 

@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass, replace
 
 from dlrnn.models import ModelConfig
-from dlrnn.recipes.paper import table
-from dlrnn.recipes.recipe import Recipe, recipe
+from dlrnn.paper.recipes.paper import table
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 TASKS = {

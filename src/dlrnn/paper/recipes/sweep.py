@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn._disk import open_append
-from dlrnn._untrusted import brief
+from dlrnn.common.files import open_append
+from dlrnn.common.untrusted import brief
 from dlrnn.models.config import is_built_in
-from dlrnn.recipes.catalogue import chosen
-from dlrnn.recipes.outcome import (
+from dlrnn.paper.recipes.catalogue import chosen
+from dlrnn.paper.recipes.outcome import (
     DONE,
     changed_path,
     check_folder,
@@ -23,8 +23,8 @@ from dlrnn.recipes.outcome import (
     run_config,
     score_best,
 )
-from dlrnn.recipes.recipe import Recipe
-from dlrnn.recipes.scale import Scale
+from dlrnn.paper.recipes.recipe import Recipe
+from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.checkpoint import checkpoints, step_of
 from dlrnn.train.folder import CONFIG, RunFolder

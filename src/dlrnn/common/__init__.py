@@ -1,0 +1,1 @@
+"""What every folder uses: reading and writing files safely, figures, numba."""
