@@ -24,6 +24,7 @@ from dlrnn.bench.measure import (
     told,
 )
 from dlrnn.nn import DLR
+from dlrnn.ops import dispatch
 
 TOLERANCE = 1e-5
 BANDWIDTH, PRODUCTS = 4.3e12, 790e12 / 3  # bytes a second; FLOP a second in three 16-bit products
@@ -176,7 +177,7 @@ def allocated(device: torch.device) -> int:
 
 
 def _backends(op: str, device: torch.device) -> list[str]:
-    fused = ops.backend_for(op, device)[0] == "fused"
+    fused = op in dispatch.FUSED and device.type == "cuda" and dispatch.prefers_fused()
     return ["fused", "torch"] if fused else ["torch"]
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dlrnn import ops
 from dlrnn._version import __version__
-from dlrnn.ops import reference
-from dlrnn.ops.backends import BACKENDS
+from dlrnn.ops import dispatch, reference
 from dlrnn.ops.dplr import DPLR, dplr_kernel
 from dlrnn.ops.dplr_recurrence import dplr_step
 
@@ -44,9 +43,10 @@ def examine(device: str) -> list[dict[str, Any]]:
 def _examine(
     op: str, device: torch.device, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]
 ) -> dict[str, Any]:
-    backend, why = ops.backend_for(op, device)
     run, expected = case
-    run()
+    with dispatch.recorded() as choices:
+        run()
+    choice = next(each for each in choices if each.op == op)
     start = time.perf_counter()
     value = run().cpu().double()
     milliseconds = 1e3 * (time.perf_counter() - start)
@@ -54,8 +54,8 @@ def _examine(
     error = ((value - want).norm() / want.norm()).item()
     return {
         "op": op,
-        "backend": backend,
-        "why": why,
+        "backend": choice.backend,
+        "why": choice.reason,
         "error": error,
         "ms": milliseconds,
         "ok": error <= TOLERANCE,
@@ -216,4 +216,4 @@ _CASES: dict[str, Callable[[torch.device], _Case]] = {
     "sections": _sections,
     "step": _step,
 }
-assert _CASES.keys() == BACKENDS.keys()
+assert _CASES.keys() == set(dispatch.OPS)

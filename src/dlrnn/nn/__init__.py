@@ -6,11 +6,10 @@ from dlrnn.nn.dlr import DLR
 from dlrnn.nn.dss import DSS
 from dlrnn.nn.experts import Experts
 from dlrnn.nn.files import load_layers, save_model
-from dlrnn.nn.held import held_kernels
-from dlrnn.nn.kernel_mixer import KernelMixer
 from dlrnn.nn.local_attention import LocalAttention
-from dlrnn.nn.mixer import Mixer
+from dlrnn.nn.mixer import KernelMixer, Mixer
 from dlrnn.nn.optim import param_groups
+from dlrnn.nn.reuse import reuse_kernels
 from dlrnn.nn.s4 import S4
 from dlrnn.nn.s4d import S4D
 from dlrnn.nn.sgconv import SGConv
@@ -30,8 +29,8 @@ __all__ = [
     "Mixer",
     "RecurrentState",
     "SGConv",
-    "held_kernels",
     "load_layers",
     "param_groups",
+    "reuse_kernels",
     "save_model",
 ]

@@ -1,6 +1,6 @@
 """Attention in the place of the convolution: the paper's first baseline."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,15 @@ from dlrnn.ops.checks import (
     require_probability,
     require_shape,
 )
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What every kind of attention takes by name; `Attention` says what each option means."""
+
+    heads: int
+    bidirectional: bool
+    dropout: float
+    glu: bool
 
 
 class KeyValueState(NamedTuple):

@@ -1,10 +1,10 @@
 """Attention followed by feed-forward blocks, so that it has as many parameters as DLR."""
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from dlrnn.nn.attention import Attention
+from dlrnn.nn.attention import Attention, AttentionOptions
 from dlrnn.nn.ends import SumNorm
 from dlrnn.ops.checks import require_count
 
@@ -16,26 +16,18 @@ class AttentionFF(Attention):
 
     Args:
         d_model: channels, H; a multiple of 2 * heads.
-        heads: each attends on its own, with H / heads channels.
         d_ff: width of the feed-forward blocks, 16 H if not given (2048 in the paper).
-        bidirectional: every position sees every other; such a layer cannot stream.
-        dropout: probability, after the activation.
-        glu: the linear map makes 2 H channels and a GLU halves them.
+        options: heads, bidirectional, dropout and glu, as in `Attention`.
     """
 
     def __init__(
         self,
         d_model: int,
         *,
-        heads: int = 4,
         d_ff: int | None = None,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
-        glu: bool = False,
+        **options: Unpack[AttentionOptions],
     ) -> None:
-        super().__init__(
-            d_model, heads=heads, bidirectional=bidirectional, dropout=dropout, glu=glu
-        )
+        super().__init__(d_model, **options)
         self.d_ff = 16 * d_model if d_ff is None else d_ff
         require_count("d_ff", self.d_ff)
         self.feed_forward = nn.ModuleList(_feed_forward(d_model, self.d_ff) for _ in range(2))

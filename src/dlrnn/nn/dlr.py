@@ -4,18 +4,19 @@ import math
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from dlrnn import ops
-from dlrnn.nn.kernel_mixer import Activation, KernelMixer
-from dlrnn.nn.streaming import Modes
-from dlrnn.ops.checks import require, require_count, require_dtype, require_flags, require_steps
+from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
+from dlrnn.nn.streaming import Modes, RecurrentState
+from dlrnn.ops.checks import REAL, require_count, require_dtype, require_steps
 
 Cast = Literal["real", "prod"]
 
 PROD_PAIRS_UP_TO = 16
-"""DLR-prod streams over N (N + 1) / 2 pairs of states up to this N: constant memory, 136 states at
-most. Above it, online convolution is faster (docs/performance.md), and its memory is the inputs.
+"""Up to this N, DLR-prod streams over its N (N + 1) / 2 pairs of states, in constant memory. Above
+it, online convolution, which keeps the inputs, is faster (docs/performance.md).
 """
 
 
@@ -73,13 +74,15 @@ class DLR(KernelMixer):
             project=project,
         )
         require_count("d_state", d_state)
-        require_flags(real=real)
-        require(cast in get_args(Cast), f"cast must be 'real' or 'prod', not {cast!r}")
         require_steps(dt_min, dt_max)
-        require(
-            not (real and cast == "prod"),
-            "real=True has no imaginary part, so cast='prod' would give a kernel of zeros",
-        )
+        if cast not in get_args(Cast):
+            raise ValueError(f"cast must be 'real' or 'prod', not {cast!r}")
+        if not isinstance(real, bool):
+            raise ValueError(f"real must be True or False, not {real!r}")
+        if real and cast == "prod":
+            raise ValueError(
+                "real=True has no imaginary part, so cast='prod' would give a kernel of zeros"
+            )
         self.d_state, self.cast, self.real = d_state, cast, real
         self.dt_min, self.dt_max = float(dt_min), float(dt_max)
         self.log_lambda_re = nn.Parameter(torch.empty(d_state))
@@ -102,21 +105,44 @@ class DLR(KernelMixer):
             self.W.normal_(std=1 / self.d_state)
         self.reset_skip_and_out()
 
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `DLR(**layer.options())`."""
-        names = ("d_state", "cast", "real", "dt_min", "dt_max")
-        return super().options() | {name: getattr(self, name) for name in names}
+    # ------------------------------------------------------------------------------ the layer
 
-    def extra_repr(self) -> str:
-        """What `print(layer)` shows."""
-        shown = super().extra_repr() + (", real" if self.real else "")
-        return f"{shown}, d_state={self.d_state}, cast={self.cast!r}"
+    def forward(
+        self,
+        x: Float[Tensor, "B L H"],
+        state: KernelState | None = None,
+        *,
+        return_state: bool = False,
+        lengths: Integer[Tensor, " B"] | None = None,
+    ) -> Any:
+        """Returns y [B, L, H], or (y, state) if `return_state`.
+
+        `state` is that of the positions before x. `lengths` are the true lengths of a padded batch:
+        positions beyond them are ignored, and the output there is 0.
+        """
+        if state is not None or return_state:  # a chunk: the recurrence carries the state on
+            return super().forward(x, state, return_state=return_state, lengths=lengths)
+        u, _, padding = self._checked(x, lengths)  # zeros instead of the padding
+        K = self.kernel(u.shape[1])  # [H, L]; [2 H, L] if bidirectional
+        right, left = (K[: self.d_model], K[self.d_model :]) if self.bidirectional else (K, None)
+        y = self._mixed(u, right, left)  # conv(K, u) + D u, activation, linear map of the channels
+        return y if padding is None else y.masked_fill(padding, 0)
+
+    def _kernel(self, length: int) -> Tensor:
+        """`K_k = Re(sum_n W_hn lambda_n^k)`; DLR-prod multiplies by the imaginary part."""
+        W, log_lambda, _ = self.modes()
+        if self.cast == "real":
+            return ops.vandermonde(W, log_lambda, length)
+        kernel = ops.complex_vandermonde(W, log_lambda, length)
+        return kernel[0] * kernel[1]
 
     def modes(self) -> Modes:
-        """W [H, N, 2] and log lambda [N, 2] (float64) as pairs, whatever the cast, and D [H]; W has
-        2 H rows if bidirectional.
+        """W [H, N, 2] (2 H rows if bidirectional), log lambda [N, 2] in float64, and D [H].
+
+        `log lambda = -log_lambda_re^2 + i log_lambda_im`; complex numbers are real pairs.
         """
-        require_dtype("the parameters of a DLR layer", self.W)
+        if self.W.dtype not in REAL:
+            require_dtype("the parameters of a DLR layer", self.W)
         log_modulus = -self.log_lambda_re.double().square()
         if self.log_lambda_im is None:
             W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
@@ -125,12 +151,15 @@ class DLR(KernelMixer):
         phase = self.log_lambda_im.double()
         return Modes(self.W, torch.stack((log_modulus, phase), dim=-1), self.D)
 
-    def _kernel(self, length: int) -> Tensor:
-        W, log_lambda, _ = self.modes()
-        if self.cast == "real":
-            return ops.vandermonde(W, log_lambda, length)
-        kernel = ops.complex_vandermonde(W, log_lambda, length)
-        return kernel[0] * kernel[1]
+    # ------------------------------------------------------------------------------ streaming
+
+    def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
+        """One position, [B, H]: `s' = lambda s + u`, `y = Re <W, s'> + D u`."""
+        if self.cast == "prod" or self.kernel_length or not isinstance(state, RecurrentState):
+            return super()._read_step(u, state)  # pairs of states, a window, or online convolution
+        W, log_lambda, D = self.modes()
+        y, s = ops.step(u, W, log_lambda, state.x)
+        return y + D * u, RecurrentState(s, state.past, state.oldest)
 
     def _streaming_states(self) -> int | None:
         if self.cast == "real":
@@ -143,3 +172,15 @@ class DLR(KernelMixer):
         if self.cast == "real":
             return modes
         return Modes(*ops.prod_modes(modes.W, modes.log_lambda), modes.D)
+
+    # ------------------------------------------------------------------------------ description
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again: `DLR(**layer.options())`."""
+        names = ("d_state", "cast", "real", "dt_min", "dt_max")
+        return super().options() | {name: getattr(self, name) for name in names}
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        shown = super().extra_repr() + (", real" if self.real else "")
+        return f"{shown}, d_state={self.d_state}, cast={self.cast!r}"

@@ -1,11 +1,11 @@
 """DSS-exp: a diagonal state space whose step is learned for each channel."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 
-from dlrnn.nn.kernel_mixer import Activation
+from dlrnn.nn.mixer import KernelMixerOptions
 from dlrnn.nn.state_space import StateSpace
 from dlrnn.ops.checks import require_count, require_positive
 
@@ -21,17 +21,12 @@ class DSS(StateSpace):
     Args:
         d_model: channels, H.
         d_state: states, N.
-        bidirectional: a second kernel reads from right to left; such a layer cannot stream. It has
-            its own W and the same Lambda and Delta.
-        kernel_length: kernels are cut to this many entries.
         dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
         frequency_step: `Im Lambda_n = frequency_step n` at initialisation. The authors' program has
             pi, the paper's text 2 pi.
-        glu: the linear map makes 2 H channels and a GLU halves them.
-        activation: "gelu", "silu", "relu" or "identity".
-        dropout: probability, after the activation.
-        project: False leaves out activation, dropout and linear map: a linear layer.
+        options: bidirectional, kernel_length, glu, activation, dropout and project, as in
+            `KernelMixer`.
     """
 
     multiplicity: ClassVar[int] = 1
@@ -41,29 +36,19 @@ class DSS(StateSpace):
         d_model: int,
         d_state: int,
         *,
-        bidirectional: bool = False,
-        kernel_length: int | None = None,
         dt_min: float = 1e-4,
         dt_max: float = 1e-2,
         frequency_step: float = math.pi,
-        glu: bool = False,
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
-        project: bool = True,
+        **options: Unpack[KernelMixerOptions],
     ) -> None:
         require_count("d_state", d_state)
         super().__init__(
             d_model,
             d_state,
             lambda_shape=(d_state,),
-            bidirectional=bidirectional,
-            kernel_length=kernel_length,
             dt_min=dt_min,
             dt_max=dt_max,
-            glu=glu,
-            activation=activation,
-            dropout=dropout,
-            project=project,
+            **options,
         )
         require_positive("frequency_step", frequency_step)
         self.frequency_step = float(frequency_step)

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dlrnn.nn.inputs import beyond
-from dlrnn.nn.mixer import Mixer
+from dlrnn.nn.mixer import Mixer, beyond
 from dlrnn.ops.checks import may_read, require, require_count, require_probability
 
 Router = Literal["top", "threshold"]

@@ -1,12 +1,12 @@
 """Attention within chunks and their neighbours: memory linear in the length."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.nn.attention import Attention, KeyValueState, attention
+from dlrnn.nn.attention import Attention, AttentionOptions, KeyValueState, attention
 from dlrnn.ops.checks import require_count
 
 
@@ -19,10 +19,7 @@ class LocalAttention(Attention):
     Args:
         d_model: channels, H; a multiple of 2 * heads.
         chunk: positions in a chunk.
-        heads: each attends on its own, with H / heads channels.
-        bidirectional: later positions are seen too; such a layer cannot stream.
-        dropout: probability, after the activation.
-        glu: the linear map makes 2 H channels and a GLU halves them.
+        options: heads, bidirectional, dropout and glu, as in `Attention`.
     """
 
     def __init__(
@@ -30,14 +27,9 @@ class LocalAttention(Attention):
         d_model: int,
         *,
         chunk: int = 1024,
-        heads: int = 4,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
-        glu: bool = False,
+        **options: Unpack[AttentionOptions],
     ) -> None:
-        super().__init__(
-            d_model, heads=heads, bidirectional=bidirectional, dropout=dropout, glu=glu
-        )
+        super().__init__(d_model, **options)
         require_count("chunk", chunk)
         self.chunk = chunk
 

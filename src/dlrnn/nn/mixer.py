@@ -1,27 +1,58 @@
-"""The contract of every mixer: whole sequences, chunks after a state, single steps."""
+"""The contract of every mixer (`Mixer`), and what every long convolution shares (`KernelMixer`).
 
+A mixer maps [B, L, H] to [B, L, H]: whole sequences, chunks after a state, or single steps, with
+the same answer. `nn/dlr.py` is the mixer to read first.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from numbers import Integral
-from typing import ClassVar, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, cast, get_args
 
+import torch
 from jaxtyping import Float, Integer
 from torch import SymInt, Tensor, nn
+from torch.nn import functional as F
 
-from dlrnn.nn.inputs import beyond, check_input, checked_lengths
-from dlrnn.ops.checks import require, require_finite
+from dlrnn import ops
+from dlrnn.nn.streaming import (
+    Modes,
+    RecurrentState,
+    attached,
+    initial_state,
+    read_chunk,
+    read_chunk_online,
+    read_step,
+)
+from dlrnn.ops import OnlineState
+from dlrnn.ops.checks import (
+    REAL,
+    may_read,
+    require,
+    require_count,
+    require_device,
+    require_dtype,
+    require_finite,
+    require_flags,
+    require_probability,
+    require_shape,
+)
 
 State = TypeVar("State")
+Activation = Literal["gelu", "silu", "relu", "identity"]
+KernelState = RecurrentState | OnlineState
+PLAIN = (Tensor, nn.Parameter)  # no subclasses: fake tensors, shards
 
 
 class Mixer(nn.Module, ABC, Generic[State]):
     """Maps [B, L, H] to [B, L, H]: whole, in chunks or step by step, with the same answer.
 
-    What is asked of the input is asked here. A subclass sets `d_model` and `bidirectional`, and
-    says what comes of an input that has been checked, with zeros for its padding.
+    This class checks inputs and masks padding. A subclass sets `d_model` and `bidirectional`, and
+    defines `_whole`, `_chunk` and `_step`, which get inputs that were checked.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ()
-    """The parameters that make a kernel: no weight decay, see `param_groups`."""
+    """Names of the parameters that make a kernel: `param_groups` gives them no weight decay."""
 
     reads_ahead: ClassVar[str] = (
         "a bidirectional layer reads the future: it has no state and cannot stream"
@@ -30,28 +61,6 @@ class Mixer(nn.Module, ABC, Generic[State]):
     d_model: int
     bidirectional: bool
 
-    @overload
-    def forward(
-        self, x: Tensor, state: State | None = ..., *, lengths: Tensor | None = ...
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: State | None = ...,
-        *,
-        return_state: Literal[True],
-        lengths: Tensor | None = ...,
-    ) -> tuple[Tensor, State]: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        state: State | None = ...,
-        *,
-        return_state: bool,
-        lengths: Tensor | None = ...,
-    ) -> Tensor | tuple[Tensor, State]: ...
     def forward(
         self,
         x: Float[Tensor, "B L H"],
@@ -59,36 +68,23 @@ class Mixer(nn.Module, ABC, Generic[State]):
         *,
         return_state: bool = False,
         lengths: Integer[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B L H"] | tuple[Float[Tensor, "B L H"], State]:
-        """Read x after `state`; `lengths` are the true lengths of a padded batch.
+    ) -> Any:
+        """Returns y [B, L, H], or (y, state) if `return_state`.
 
-        What lies beyond a sequence's length is ignored, and the output there is 0.
+        `state` is that of the positions before x. `lengths` are the true lengths of a padded batch:
+        positions beyond them are ignored, and the output there is 0.
         """
-        check_input(x, ("B", "L", self.d_model), self._parameter())
-        padding = None
-        if lengths is not None:
-            lengths = checked_lengths(x, lengths)
-            padding = beyond(x, lengths)
-        u = x if padding is None else x.masked_fill(padding, 0)
-        require_finite("x", u)
-        if not return_state and state is None:
+        u, lengths, padding = self._checked(x, lengths)
+        if state is None and not return_state:
             y = self._whole(u, lengths)
-            return y if padding is None else y.masked_fill(padding, 0)
-        self._check_streams()
-        if state is not None:
-            self._check_state(state, x.shape[0])
-        y, after = self._chunk(u, state, lengths)
-        y = y if padding is None else y.masked_fill(padding, 0)
-        return (y, after) if return_state else y
-
-    def initial_state(self, batch_size: int) -> State:
-        """The state before the first position."""
-        self._check_streams()
-        given: object = batch_size
-        whole = isinstance(given, int | Integral | SymInt) and not isinstance(given, bool)
-        if not whole or batch_size < 0:
-            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
-        return self._initial_state(batch_size)
+        else:
+            self._check_streams()
+            if state is not None:
+                self._check_state(state, x.shape[0])
+            y, state = self._chunk(u, state, lengths)
+        if padding is not None:
+            y = y.masked_fill(padding, 0)
+        return (y, state) if return_state else y
 
     def step(
         self, x: Float[Tensor, "B H"], state: State | None = None
@@ -101,33 +97,53 @@ class Mixer(nn.Module, ABC, Generic[State]):
         self._check_state(state, x.shape[0])
         return self._step(x, state)
 
+    def initial_state(self, batch_size: int) -> State:
+        """The state before the first position."""
+        self._check_streams()
+        given: object = batch_size
+        whole = isinstance(given, int | Integral | SymInt) and not isinstance(given, bool)
+        if not whole or batch_size < 0:
+            raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
+        return self._initial_state(batch_size)
+
     @property
     def sees_padding(self) -> bool:
         """Whether finite numbers behind a sequence's end can change its answer."""
         return self.bidirectional
 
+    def _checked(
+        self, x: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """X with zeros for its padding; the lengths as int64; the mask of the padding."""
+        check_input(x, ("B", "L", self.d_model), self._parameter())
+        padding = None
+        if lengths is not None:
+            lengths = checked_lengths(x, lengths)
+            padding = beyond(x, lengths)
+            x = x.masked_fill(padding, 0)
+        require_finite("x", x)
+        return x, lengths, padding
+
     def _check_streams(self) -> None:
         require(not self.bidirectional, self.reads_ahead)
 
-    # ------------------------------------------------------------------------------ to be said
-
     @abstractmethod
     def _parameter(self) -> Tensor:
-        """One of its parameters: of their dtype, on their device."""
+        """One of the layer's parameters, for its dtype and device."""
 
     @abstractmethod
     def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
-        """The answer to whole sequences."""
+        """The output for whole sequences [B, L, H]."""
 
     @abstractmethod
     def _chunk(
         self, u: Tensor, state: State | None, lengths: Tensor | None
     ) -> tuple[Tensor, State]:
-        """The answer to a chunk after `state` (None: the first), and the state behind it."""
+        """The output for a chunk after `state` (None: the first chunk), and the next state."""
 
     @abstractmethod
     def _step(self, u: Tensor, state: State) -> tuple[Tensor, State]:
-        """The answer to a position [B, H] after `state`, and the state behind it."""
+        """The output for a position [B, H] after `state`, and the next state."""
 
     @abstractmethod
     def _initial_state(self, batch_size: int) -> State:
@@ -135,4 +151,339 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def _check_state(self, state: State, batch: int) -> None:
-        """It is one of this layer, for a batch of this size, or a sentence says what it is."""
+        """Raises ValueError unless `state` is one of this layer for a batch of this size."""
+
+
+# ---------------------------------------------------------------------------------- inputs
+
+
+def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> None:
+    """X has this shape, at least one position, and the device and dtype of the parameter.
+
+    Under autocast x may be in half precision. Letters in `shape` stand for any size.
+    """
+    if (
+        isinstance(x, Tensor)  # type: ignore[redundant-expr]
+        and x.dim() == len(shape)
+        and x.shape[-1] == shape[-1]
+        and x.dtype == parameter.dtype
+        and x.dtype in REAL
+        and x.device == parameter.device
+        and (x.dim() < 3 or x.shape[1] > 0)
+    ):
+        return
+    require_dtype("the parameters of a layer", parameter)
+    require_shape("x", x, shape)
+    require_device("x", x, parameter.device)
+    if x.dtype not in (torch.bfloat16, torch.float16) or parameter.dtype == torch.float64:
+        require_dtype("x", x, (parameter.dtype,))
+    elif not torch.is_autocast_enabled(x.device.type):
+        half = str(x.dtype).removeprefix("torch.")
+        raise ValueError(f"x is {half}: convert it to the layer's dtype or use torch.autocast")
+    if x.dim() == 3 and x.shape[1] == 0:
+        raise ValueError("x has length 0: give it at least one position")
+
+
+def checked_lengths(x: Tensor, lengths: Tensor) -> Tensor:
+    """The lengths as int64. On a GPU, values are not read: those out of range are clamped."""
+    require_shape("lengths", lengths, (x.shape[0],))
+    whole = not (lengths.is_floating_point() or lengths.is_complex())
+    name = str(lengths.dtype).removeprefix("torch.")
+    require(whole and lengths.dtype != torch.bool, f"lengths must be whole numbers, not {name}")
+    require_device("lengths", lengths, x.device)
+    lengths = lengths.long()
+    if may_read(lengths):
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 0 or high > x.shape[1]:
+            raise ValueError(
+                f"lengths must lie between 0 and {x.shape[1]}, the length of x; got values from"
+                f" {low} to {high}"
+            )
+    return lengths.clamp(0, x.shape[1])
+
+
+def beyond(x: Tensor, lengths: Tensor) -> Tensor:
+    """[B, L, 1], true where a position lies beyond its sequence."""
+    return (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
+
+
+# ---------------------------------------------------------------------------------- convolutions
+
+
+class KernelMixerOptions(TypedDict, total=False):
+    """What every `KernelMixer` takes by name; its docstring says what each option means."""
+
+    bidirectional: bool
+    kernel_length: int | None
+    glu: bool
+    activation: Activation
+    dropout: float
+    project: bool
+
+
+class KernelMixer(Mixer[KernelState]):
+    """`y = conv(K, u) + D u`, then activation, dropout and a linear map of the channels.
+
+    A subclass defines `_kernel`, [H, K] (2 H rows when bidirectional: the second half reads from
+    right to left). If its kernel is a sum of `W lambda^k`, it also defines the modes that make it
+    stream as a recurrence, in constant time and memory a step. Any other kernel streams by online
+    convolution, in logarithmic time on average, and keeps the inputs.
+
+    Args:
+        d_model: channels, H.
+        bidirectional: a second kernel reads from right to left; such a layer cannot stream.
+        kernel_length: kernels are cut to this many entries.
+        glu: the linear map makes 2 H channels and a GLU halves them.
+        activation: "gelu", "silu", "relu" or "identity".
+        dropout: probability, after the activation.
+        project: False leaves out activation, dropout and linear map: a linear layer.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        bidirectional: bool = False,
+        kernel_length: int | None = None,
+        glu: bool = False,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        project: bool = True,
+    ) -> None:
+        super().__init__()
+        require_count("d_model", d_model)
+        require_flags(bidirectional=bidirectional, glu=glu, project=project)
+        if kernel_length is not None:
+            require_count("kernel_length (None is no limit)", kernel_length)
+        require_probability("dropout", dropout)
+        if activation not in get_args(Activation):
+            known = ", ".join(get_args(Activation))
+            raise ValueError(f"activation must be one of {known}, not {activation!r}")
+        if not project and (glu or dropout):
+            raise ValueError("project=False is a linear layer: it takes neither glu nor dropout")
+        if not project and activation not in ("gelu", "identity"):
+            unused = f"activation={activation!r} would not be used"
+            raise ValueError(f"project=False is a linear layer: {unused}")
+        self.d_model, self.bidirectional, self.kernel_length = d_model, bidirectional, kernel_length
+        self.rows = 2 * d_model if bidirectional else d_model  # of the kernel
+        self.glu, self.activation, self.project = glu, activation, project
+        self.dropout_p = float(dropout)
+        self.reused: dict[int, ReusedKernel] | None = None  # see `reuse_kernels`
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()  # p = 0 would still copy
+        self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
+
+    def reset_skip_and_out(self) -> None:
+        """`D ~ N(0, 1)`; PyTorch's own initialisation of a linear map."""
+        with torch.no_grad():
+            self.D.normal_()
+        if self.out is not None:
+            self.out.reset_parameters()
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again: `type(layer)(**layer.options())`."""
+        names = ("d_model", "bidirectional", "kernel_length", "glu", "activation", "project")
+        return {name: getattr(self, name) for name in names} | {"dropout": self.dropout_p}
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` shows."""
+        flags = [name for name in ("bidirectional", "glu") if getattr(self, name)]
+        limit = [f"kernel_length={self.kernel_length}"] if self.kernel_length else []
+        return ", ".join((f"d_model={self.d_model}", *flags, *limit))
+
+    # ------------------------------------------------------------------------------ the kernel
+
+    def kernel(self, length: int) -> Float[Tensor, "rows K"]:
+        """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
+        if isinstance(length, float | str) or length < 1:
+            raise ValueError(f"a kernel needs a whole length of at least 1, not {length!r}")
+        length = min(length, self.kernel_length or length)
+        reused = self.reused
+        if reused is not None and length in reused:
+            return reused[length].leaf
+        kernel = self._kernel(length)
+        if kernel.is_cpu and type(kernel) is Tensor and not torch.compiler.is_compiling():
+            total = (kernel.detach().sum() + self.D.detach().sum()).item()
+            if not math.isfinite(total):  # name the parameter that is not finite
+                for name in (*self.kernel_parameters, "D"):
+                    if (parameter := getattr(self, name)) is not None:
+                        require_finite(name, parameter)
+        if reused is None or not torch.is_grad_enabled():
+            return kernel
+        reused[length] = ReusedKernel(kernel)
+        return reused[length].leaf
+
+    def _kernel(self, length: int) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define _kernel")
+
+    def _streaming_states(self) -> int | None:
+        """States a channel of the recurrence with this kernel, None if there is no small one."""
+        return None
+
+    def _streaming_modes(self) -> Modes:
+        """The modes of that recurrence."""
+        raise NotImplementedError(f"{type(self).__name__} must define _streaming_modes")
+
+    def _skip_kernel(self, length: int) -> Tensor:
+        """The kernel of `conv(K, u) + D u`: D is added to entry 0."""
+        return ops.with_skip(self.kernel(length), self.D)
+
+    # ------------------------------------------------------------------------------ whole
+
+    def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
+        del lengths  # the zeros behind a sequence add nothing to it
+        kernel = self.kernel(u.shape[1])
+        right = kernel[: self.d_model] if self.bidirectional else kernel
+        return self._mixed(u, right, kernel[self.d_model :] if self.bidirectional else None)
+
+    def _mixed(self, u: Tensor, right: Tensor, left: Tensor | None) -> Tensor:
+        """`conv(K, u) + D u` and the output stage, in one op where that is the same computation."""
+        drops = isinstance(self.dropout, nn.Dropout) and self.dropout.training
+        one_op = (u.is_cuda or drops) and is_unmodified(self.out, nn.Linear)
+        if not (one_op and is_unmodified(self.dropout, nn.Dropout, nn.Identity)):
+            return self._output(ops.convolution(u, right, left, self.D))
+        out, dropout, right = cast("nn.Linear", self.out), 0.0, ops.with_skip(right, self.D)
+        weight = out.weight
+        if drops:
+            # Activations map 0 to 0, so dropout may come before them, which leaves activation and
+            # linear map one op. What dropout keeps is scaled behind the activation: in `weight`.
+            dropout = cast("nn.Dropout", self.dropout).p
+            kept = 1 - dropout
+            right, left, weight = kept * right, None if left is None else kept * left, weight / kept
+        how: Any = {"activation": self.activation, "glu": self.glu, "dropout": dropout}
+        return ops.mix(u, right, left, weight, out.bias, **how)
+
+    def _output(self, y: Tensor) -> Tensor:
+        """The output stage: activation, dropout, linear map of the channels, GLU."""
+        if self.out is None:
+            return y
+        y = y if self.activation == "identity" else getattr(F, self.activation)(y)
+        y = self.out(self.dropout(y))
+        return F.glu(y, dim=-1) if self.glu else y
+
+    # ------------------------------------------------------------------------------ streaming
+
+    def _initial_state(self, batch_size: int) -> KernelState:
+        if self._streaming_states() is None:
+            nothing = self.D.new_zeros(batch_size, 0, self.d_model)
+            return ops.online_start(nothing, self._skip_kernel, self.kernel_length)
+        return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
+
+    def _step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
+        y, state = self._read_step(u.to(self.D.dtype), state)
+        return self._output(y.to(u.dtype)), state
+
+    def _chunk(
+        self, u: Tensor, state: KernelState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, KernelState]:
+        y, after = self._read_chunk(u.to(self.D.dtype), state, lengths)
+        return self._output(y.to(u.dtype)), after
+
+    def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
+        if self._streaming_states() is None:
+            known = self._attached_online(cast("OnlineState", state))
+            return ops.online_step(u, known, self._skip_kernel, self.kernel_length)
+        modes = self._streaming_modes()
+        return read_step(u, modes, self._attached(cast("RecurrentState", state), modes))
+
+    def _read_chunk(
+        self, u: Tensor, state: KernelState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, KernelState]:
+        window = self.kernel_length
+        if self._streaming_states() is None:
+            before = cast("OnlineState | None", state)
+            before = None if before is None else self._attached_online(before)
+            return read_chunk_online(u, self._skip_kernel, before, lengths=lengths, window=window)
+        known, modes = cast("RecurrentState | None", state), self._streaming_modes()
+        known = None if known is None else self._attached(known, modes)
+        return read_chunk(u, modes, self._skip_kernel, known, lengths=lengths, window=window)
+
+    def _attached(self, state: RecurrentState, modes: Modes) -> RecurrentState:
+        """A state made without gradients (or detached) gets them, where the inputs are known."""
+        needed = self.kernel_length and modes.log_lambda.requires_grad
+        if not needed or state.x.requires_grad or not _records_gradients():
+            return state
+        return attached(state, modes)
+
+    def _attached_online(self, state: OnlineState) -> OnlineState:
+        parameters = (getattr(self, name) for name in (*self.kernel_parameters, "D"))
+        needed = any(p is not None and p.requires_grad for p in parameters)
+        if not needed or state.kernel.requires_grad or not _records_gradients():
+            return state
+        history = state.history() if state.blocks else self.D.new_zeros(0, 0, self.d_model)
+        return ops.online_start(history, self._skip_kernel, self.kernel_length)
+
+    def _parameter(self) -> Tensor:
+        return self.D
+
+    def _check_state(self, state: KernelState, batch: int) -> None:
+        states = self._streaming_states()
+        kind = OnlineState if states is None else RecurrentState
+        require(
+            isinstance(state, kind),
+            f"this layer's state is a {kind.__name__}, not a {type(state).__name__}",
+        )
+        parameter = self.D
+        if isinstance(state, RecurrentState) and states is not None:
+            dtype = torch.float64 if self.kernel_length else parameter.dtype
+            past = (batch, self.kernel_length or 0, self.d_model)
+            require_shape("state.x", state.x, (batch, self.d_model, states, 2))
+            require_shape("state.past", state.past, past)
+            require_dtype("state.x", state.x, (dtype,))
+            require_dtype("state.past", state.past, (parameter.dtype,))
+            for name, part in zip(state._fields, state, strict=True):
+                require_device(f"state.{name}", part, parameter.device)
+        elif isinstance(state, OnlineState):
+            require_dtype("state.kernel", state.kernel, (parameter.dtype,))
+            require_device("state.kernel", state.kernel, parameter.device)
+            for block in state.blocks[:1]:
+                require_shape("a block of the state", block.inputs, (batch, "p", self.d_model))
+
+
+def _records_gradients() -> bool:
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+
+
+_MODULE_HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+)
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
+
+
+def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """Whether a call of the module computes what PyTorch's class of that name computes.
+
+    Not so with hooks of the module or of all modules (weight norm, pruning), with a `forward` of
+    its own (accelerate's offloading), or with parameters that are tensor subclasses.
+    """
+    return (
+        module is not None
+        and type(module) in kinds
+        and "forward" not in vars(module)
+        and not any(getattr(module, name) for name in _MODULE_HOOKS)
+        and not any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS)
+        and all(type(parameter) in PLAIN for parameter in module.parameters())
+    )
+
+
+class ReusedKernel:
+    """A kernel of `reuse_kernels`: backward passes stop at its `leaf` until it is released."""
+
+    def __init__(self, kernel: Tensor) -> None:
+        self.kernel = kernel
+        self.leaf = kernel.detach().requires_grad_(kernel.requires_grad)
+
+    def release(self, *, backward: bool) -> None:
+        """Pass the gradients on to the parameters; a later backward pass raises."""
+        if backward and self.leaf.grad is not None:
+            self.kernel.backward(self.leaf.grad)
+        if self.leaf.requires_grad:
+            self.leaf.register_hook(_refuse)
+
+
+def _refuse(gradient: Tensor) -> None:
+    del gradient
+    raise ValueError(
+        "backward() ran after reuse_kernels closed: zero the gradients, and run forward and"
+        " backward inside it"
+    )

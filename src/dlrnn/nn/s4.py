@@ -1,13 +1,13 @@
 """S4-LegS: a state space with a diagonal-plus-low-rank matrix (Gu, Goel and Re 2021)."""
 
 import math
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from dlrnn import ops
-from dlrnn.nn.kernel_mixer import Activation, KernelMixer, KernelState
+from dlrnn.nn.mixer import KernelMixer, KernelMixerOptions, KernelState
 from dlrnn.nn.streaming import RecurrentState
 from dlrnn.ops.checks import require, require_count, require_dtype, require_steps
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
@@ -24,24 +24,20 @@ class S4(KernelMixer):
         K_k = 2 Re(C Abar^k Bbar) ,   Abar = (I - Delta/2 A)^-1 (I + Delta/2 A) ,
                                       Bbar = (I - Delta/2 A)^-1 Delta B ;
 
-    then activation, dropout and a linear map. Lambda, P and B are one for all channels (their
-    numbers, N / 2, stand for conjugate pairs), C and Delta each channel's own. At initialisation A
-    and B are HiPPO-LegS. Whatever is learned, `A + A^*` stays negative: the system is stable.
-    The kernel is a Cauchy product (`ops/dplr.py`), right for every length; streaming is the
-    recurrence, in O(N) a step, and online convolution if the kernel is cut.
+    then activation, dropout and a linear map. All channels share Lambda, P and B, whose N / 2
+    numbers stand for conjugate pairs; C and Delta are each channel's own, and the second direction
+    of a bidirectional layer has its own C. At initialisation A and B are HiPPO-LegS. Whatever is
+    learned, `A + A^*` stays negative: the system is stable. The kernel is a Cauchy product
+    (`ops/dplr.py`), right for every length; streaming is the recurrence, in O(N) a step, and online
+    convolution if the kernel is cut.
 
     Args:
         d_model: channels, H.
         d_state: the size of the real system, N, even: N / 2 complex states are kept.
-        bidirectional: a second kernel reads from right to left; such a layer cannot stream. It has
-            its own C and the same A, B and Delta.
-        kernel_length: kernels are cut to this many entries.
         dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
-        glu: the linear map makes 2 H channels and a GLU halves them.
-        activation: "gelu", "silu", "relu" or "identity".
-        dropout: probability, after the activation.
-        project: False leaves out activation, dropout and linear map: a linear layer.
+        options: bidirectional, kernel_length, glu, activation, dropout and project, as in
+            `KernelMixer`.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = (
@@ -58,24 +54,11 @@ class S4(KernelMixer):
         d_model: int,
         d_state: int = 64,
         *,
-        bidirectional: bool = False,
-        kernel_length: int | None = None,
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
-        glu: bool = False,
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
-        project: bool = True,
+        **options: Unpack[KernelMixerOptions],
     ) -> None:
-        super().__init__(
-            d_model,
-            bidirectional=bidirectional,
-            kernel_length=kernel_length,
-            glu=glu,
-            activation=activation,
-            dropout=dropout,
-            project=project,
-        )
+        super().__init__(d_model, **options)
         require_count("d_state", d_state)
         require(d_state % 2 == 0, f"d_state must be even (conjugate pairs), not {d_state}")
         require_steps(dt_min, dt_max)

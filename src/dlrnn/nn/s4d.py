@@ -1,11 +1,11 @@
 """S4D-Inv: a diagonal state space with S4D's inverse-law frequencies (Gu et al. 2022)."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 
-from dlrnn.nn.kernel_mixer import Activation
+from dlrnn.nn.mixer import KernelMixerOptions
 from dlrnn.nn.state_space import StateSpace
 from dlrnn.ops.checks import require, require_count
 
@@ -22,15 +22,10 @@ class S4D(StateSpace):
     Args:
         d_model: channels, H.
         d_state: the size of the real system, N, even: N / 2 complex states are kept.
-        bidirectional: a second kernel reads from right to left; such a layer cannot stream. It has
-            its own W and the same Lambda and Delta.
-        kernel_length: kernels are cut to this many entries.
         dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
-        glu: the linear map makes 2 H channels and a GLU halves them.
-        activation: "gelu", "silu", "relu" or "identity".
-        dropout: probability, after the activation.
-        project: False leaves out activation, dropout and linear map: a linear layer.
+        options: bidirectional, kernel_length, glu, activation, dropout and project, as in
+            `KernelMixer`.
     """
 
     multiplicity: ClassVar[int] = 2
@@ -40,14 +35,9 @@ class S4D(StateSpace):
         d_model: int,
         d_state: int = 64,
         *,
-        bidirectional: bool = False,
-        kernel_length: int | None = None,
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
-        glu: bool = False,
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
-        project: bool = True,
+        **options: Unpack[KernelMixerOptions],
     ) -> None:
         require_count("d_model", d_model)
         require_count("d_state", d_state)
@@ -56,14 +46,9 @@ class S4D(StateSpace):
             d_model,
             d_state,
             lambda_shape=(d_model, d_state // 2),
-            bidirectional=bidirectional,
-            kernel_length=kernel_length,
             dt_min=dt_min,
             dt_max=dt_max,
-            glu=glu,
-            activation=activation,
-            dropout=dropout,
-            project=project,
+            **options,
         )
         self.reset_parameters()
 

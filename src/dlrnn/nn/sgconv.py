@@ -1,14 +1,14 @@
 """SGConv: a long convolution whose kernel is coarser the further back it reads."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dlrnn.nn.kernel_mixer import Activation, KernelMixer, KernelState
+from dlrnn.nn.mixer import KernelMixer, KernelMixerOptions, KernelState
 from dlrnn.ops import OnlineState
 from dlrnn.ops.checks import require, require_count, require_positive
 
@@ -30,12 +30,8 @@ class SGConv(KernelMixer):
         length: the longest input it is built for; decides the number of scales.
         d_kernel: parameters of a sub-kernel, d.
         decay: the factor a from one scale to the next; 1 is none, as in the paper.
-        bidirectional: a second kernel reads from right to left; such a layer cannot stream.
-        kernel_length: kernels are cut to this many entries; then an input may be of any length.
-        glu: the linear map makes 2 H channels and a GLU halves them.
-        activation: "gelu", "silu", "relu" or "identity".
-        dropout: probability, after the activation.
-        project: False leaves out activation, dropout and linear map: a linear layer.
+        options: bidirectional, kernel_length, glu, activation, dropout and project, as in
+            `KernelMixer`; with a kernel_length, an input may be of any length.
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("sub_kernels",)
@@ -48,28 +44,15 @@ class SGConv(KernelMixer):
         length: int,
         d_kernel: int = 4096,
         decay: float = 1.0,
-        bidirectional: bool = False,
-        kernel_length: int | None = None,
-        glu: bool = False,
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
-        project: bool = True,
+        **options: Unpack[KernelMixerOptions],
     ) -> None:
-        super().__init__(
-            d_model,
-            bidirectional=bidirectional,
-            kernel_length=kernel_length,
-            glu=glu,
-            activation=activation,
-            dropout=dropout,
-            project=project,
-        )
+        super().__init__(d_model, **options)
         require_count("length", length)
         require_count("d_kernel", d_kernel)
         require_positive("decay", decay, most=1.0)
         require(
-            kernel_length is None or kernel_length <= length,
-            f"kernel_length must be at most length, {length}, not {kernel_length}",
+            self.kernel_length is None or self.kernel_length <= length,
+            f"kernel_length must be at most length, {length}, not {self.kernel_length}",
         )
         self.length, self.d_kernel, self.decay = length, d_kernel, float(decay)
         self.sub_kernels = nn.Parameter(torch.empty(self.rows, self.scales, d_kernel))

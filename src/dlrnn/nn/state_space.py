@@ -1,13 +1,13 @@
 """What DSS and S4D share: a continuous diagonal system, each channel sampled with its own step."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from dlrnn import ops
-from dlrnn.nn.kernel_mixer import Activation, KernelMixer
+from dlrnn.nn.mixer import KernelMixer, KernelMixerOptions
 from dlrnn.nn.streaming import Modes
 from dlrnn.ops.checks import require_dtype, require_steps
 
@@ -34,24 +34,11 @@ class StateSpace(KernelMixer):
         d_state: int,
         *,
         lambda_shape: tuple[int, ...],
-        bidirectional: bool,
-        kernel_length: int | None,
         dt_min: float,
         dt_max: float,
-        glu: bool,
-        activation: Activation,
-        dropout: float,
-        project: bool,
+        **options: Unpack[KernelMixerOptions],
     ) -> None:
-        super().__init__(
-            d_model,
-            bidirectional=bidirectional,
-            kernel_length=kernel_length,
-            glu=glu,
-            activation=activation,
-            dropout=dropout,
-            project=project,
-        )
+        super().__init__(d_model, **options)
         require_steps(dt_min, dt_max)
         self.d_state, self.dt_min, self.dt_max = d_state, float(dt_min), float(dt_max)
         self.log_decay = nn.Parameter(torch.empty(lambda_shape))

@@ -3,9 +3,9 @@
 No modules, no configuration, no randomness. `reference` holds the slow definition of each.
 """
 
-from dlrnn.ops.backends import backend_for, use_backend
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
-from dlrnn.ops.convolution import convolution, fast_length
+from dlrnn.ops.convolution import convolution, fast_length, with_skip
+from dlrnn.ops.dispatch import use_backend
 from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
@@ -22,7 +22,6 @@ __all__ = [
     "OnlineState",
     "advance",
     "align_right",
-    "backend_for",
     "channel_adjoint",
     "channel_vandermonde",
     "complex_vandermonde",
@@ -43,5 +42,6 @@ __all__ = [
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",
+    "with_skip",
     "zero_order_hold",
 ]

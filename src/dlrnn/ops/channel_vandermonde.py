@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import is_fused
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.cuda import channel_vandermonde as kernels
+from dlrnn.ops.dispatch import uses_fused
 from dlrnn.ops.pairs import conjugate, pair_product, powers
-from dlrnn.ops.vandermonde import _fine_table, _matmul, _split, _workspace
+from dlrnn.ops.vandermonde import fine_table, matmul, table_split, workspace
 
 
 def channel_vandermonde(
@@ -65,10 +65,10 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 
 @torch.library.custom_op("dlrnn::channel_vandermonde", mutates_args=())
 def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-    if _is_fused("channel_vandermonde", W, log_lambda):
+    if uses_fused("channel_vandermonde", W, lambda: kernels.supports(W, log_lambda)):
         return kernels.product(W, log_lambda, length)
     rows, channels, states, _ = W.shape
-    split, blocks = _split(W, length)
+    split, blocks = table_split(W, length)
     kernel = W.new_empty(rows, channels, blocks, split)
     for h, width, row_tiles in _tiles(W, states, split, blocks):
         fine = _table(log_lambda[h], split, W.dtype).flatten(1, 2)  # [h, N 2, S]
@@ -79,7 +79,7 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
             for r in row_tiles:
                 weight = pair_product(W[r, h], first)  # [r, h, N, 2]
                 scaled = _scaled(weight, coarse[..., : b.stop - start])  # [h, N 2, r b]
-                product = _matmul(scaled.transpose(1, 2), fine)  # [h, r b, S]
+                product = matmul(scaled.transpose(1, 2), fine)  # [h, r b, S]
                 product = product.unflatten(1, (len(weight), b.stop - start))
                 kernel[r, h, b] = product.transpose(0, 1)
                 del scaled, product
@@ -107,10 +107,10 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 
 @torch.library.custom_op("dlrnn::channel_adjoint", mutates_args=())
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
-    if _is_fused("channel_adjoint", v, log_lambda):
+    if uses_fused("channel_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
     (rows, channels, length), states = v.shape, log_lambda.shape[1]
-    split, blocks = _split(v, length)
+    split, blocks = table_split(v, length)
     v = torch.nn.functional.pad(v, (0, blocks * split - length)).unflatten(2, (blocks, split))
     moments = v.new_zeros(rows, channels, states, 2)
     for h, width, row_tiles in _tiles(v, states, split, blocks):
@@ -121,7 +121,7 @@ def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
             first = powers(log_lambda[h], split * start).to(v.dtype)
             for r in row_tiles:
                 values = v[r, h, b].transpose(0, 1)  # [h, r, b, S]
-                partial = _matmul(fine, values.flatten(1, 2).transpose(1, 2))  # sum over a
+                partial = matmul(fine, values.flatten(1, 2).transpose(1, 2))  # sum over a
                 partial = partial.unflatten(2, values.shape[1:3])  # [h, N 2, r, b]
                 total = _summed(partial, coarse[..., : b.stop - start])
                 moments[r, h] += pair_product(total, first)
@@ -162,7 +162,7 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
 @torch.library.custom_op("dlrnn::channel_gradients", mutates_args=())
 def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
     """Of the product, where they need no derivatives of their own."""
-    if _is_fused("channel_adjoint", dK, log_lambda):
+    if uses_fused("channel_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):
         return kernels.gradients(dK, W, log_lambda)
     moments, slope = _adjoint(torch.cat((dK, _times_position(dK))), log_lambda).chunk(2)
     return conjugate(moments), _log_lambda_gradient(W, slope)
@@ -202,14 +202,10 @@ _adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 # ---------------------------------------------------------------------------------- tables
 
 
-def _is_fused(op: str, values: Tensor, log_lambda: Tensor) -> bool:
-    return is_fused(op, supported=kernels.supports(values, log_lambda))
-
-
 def _table(log_lambda: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """`lambda_hn^a` for a < count, [h, N, 2, count]."""
     channels, states, _ = log_lambda.shape
-    table = _fine_table(log_lambda.flatten(0, 1), count, dtype)
+    table = fine_table(log_lambda.flatten(0, 1), count, dtype)
     return table.view(channels, states, 2, count)
 
 
@@ -220,10 +216,10 @@ def _tiles(
 
     A table and a temporary fit the workspace, except that one fine table may hold N S numbers.
     """
-    (rows, channels), workspace = values.shape[:2], _workspace(values)
-    width = min(blocks, max(1, workspace // (2 * states)))
-    r_step = min(rows, max(1, workspace // (states * width))) or 1
-    h_step = max(1, workspace // (states * max(split, width * r_step)))
+    (rows, channels), numbers = values.shape[:2], workspace(values)
+    width = min(blocks, max(1, numbers // (2 * states)))
+    r_step = min(rows, max(1, numbers // (states * width))) or 1
+    h_step = max(1, numbers // (states * max(split, width * r_step)))
     row_tiles = [slice(r, min(r + r_step, rows)) for r in range(0, rows, r_step)]
     for h in range(0, channels, h_step):
         yield slice(h, min(h + h_step, channels)), width, row_tiles

@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence, before any work starts."""
+"""Checks of arguments: a ValueError says what was expected and what was given."""
 
 import math
 from numbers import Real
@@ -26,52 +26,52 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Not a list, not an array of another library."""
-    kind = type(value).__name__
-    require(isinstance(value, Tensor), f"{name} must be a torch tensor, not a {kind}")
+    """The value is a torch tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch tensor, not a {type(value).__name__}")
 
 
 def require_count(name: str, value: object) -> None:
-    """A whole number of at least 1."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require(fits, f"{name} must be a whole number of at least 1, not {value!r}")
+    """The value is a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def require_probability(name: str, value: object) -> None:
-    """Of dropping something: never everything."""
-    fits = 0 <= _number(value) < 1
-    require(fits, f"{name} must be at least 0 and below 1, not {value!r}")
+    """The value is a probability below 1."""
+    if not (isinstance(value, Real) and 0 <= float(value) < 1):
+        raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}")
 
 
 def require_positive(name: str, value: object, most: float = math.inf) -> None:
-    """Above 0; at most so much, or finite."""
-    number = _number(value)
+    """The value is a finite number above 0 and at most `most`."""
+    number = float(value) if isinstance(value, Real) else math.nan
     fits = 0 < number <= most and number < math.inf
     bound = "finite" if most == math.inf else f"at most {most:g}"
     require(fits, f"{name} must be above 0 and {bound}, not {value!r}")
 
 
 def require_steps(dt_min: object, dt_max: object) -> None:
-    """Bounds that a logarithm can be drawn between."""
-    fits = 0 < _number(dt_min) <= _number(dt_max) < math.inf
-    require(fits, f"0 < dt_min <= dt_max must hold, not {dt_min!r} and {dt_max!r}")
-
-
-def _number(value: object) -> float:
-    """What is none is NaN, which is within no bounds."""
-    return float(value) if isinstance(value, Real) else math.nan
+    """`dt_min` and `dt_max` are bounds of a log-uniform distribution."""
+    low = float(dt_min) if isinstance(dt_min, Real) else math.nan
+    high = float(dt_max) if isinstance(dt_max, Real) else math.nan
+    if not 0 < low <= high < math.inf:
+        raise ValueError(
+            f"dt_min and dt_max must satisfy 0 < dt_min <= dt_max; got {dt_min!r} and {dt_max!r}"
+        )
 
 
 def require_flags(**flags: object) -> None:
-    """A string would be taken for True, "no" as well."""
+    """Each is True or False. Python would take any string for True, also "no"."""
     for name, value in flags.items():
-        require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
 def in_transform() -> bool:
-    """In forward-mode AD, or inside torch.func's jvp, vmap, grad and the like.
+    """Whether this is forward-mode AD, or torch.func's jvp, vmap, grad and the like.
 
-    Of the latter a compiler cannot ask.
+    A compiler cannot ask for torch.func.
     """
     if forward_ad._current_level >= 0:
         return True
@@ -81,19 +81,20 @@ def in_transform() -> bool:
 
 
 def require_no_transform() -> None:
-    """They do not see into our ops: a jvp would silently be 0."""
-    require(
-        not in_transform(),
-        "dlrnn cannot be used inside torch.func's jvp, vmap, grad or jacobians, nor in forward-mode"
-        " AD: use torch.autograd's backward",
-    )
+    """Refuse transforms, which do not see into our ops: a jvp would silently be 0."""
+    ask = torch._C._functorch.maybe_current_level
+    if forward_ad._current_level >= 0 or not (torch.compiler.is_compiling() or ask() is None):
+        raise ValueError(
+            "dlrnn does not support torch.func's jvp, vmap, grad or jacobians, nor forward-mode AD:"
+            " use torch.autograd's backward"
+        )
 
 
 def may_read(tensor: Tensor) -> bool:
-    """Where there are values, and reading them waits for nobody: eager mode on the CPU."""
-    if torch.compiler.is_compiling() or in_transform() or isinstance(tensor, FakeTensor):
+    """Whether the tensor has values that can be read without waiting: eager mode on a CPU."""
+    if not tensor.is_cpu or torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
         return False
-    return tensor.device.type == "cpu" and tensor.numel() > 0
+    return tensor.numel() > 0 and not in_transform()
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -117,8 +118,10 @@ def require_dtype(name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...] = 
 
 def require_device(name: str, tensor: Tensor, device: torch.device) -> None:
     """The tensor lies on `device`."""
-    sentence = f"{name} is on {tensor.device}, the layer on {device}: move one of them with .to()"
-    require(tensor.device == device, sentence)
+    if tensor.device != device:
+        raise ValueError(
+            f"{name} is on {tensor.device}, the layer on {device}: move one of them with .to()"
+        )
 
 
 def require_finite(name: str, tensor: Tensor) -> None:

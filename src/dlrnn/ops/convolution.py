@@ -13,17 +13,18 @@ and u's rows are kept for backward. Second derivatives go back through them: to 
 same graph after their backward, give that one `retain_graph=True`.
 """
 
-from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from dlrnn.ops.backends import backend_for, is_fused
 from dlrnn.ops.checks import (
     FLOATING,
+    REAL,
     require,
     require_dtype,
     require_no_transform,
@@ -31,6 +32,7 @@ from dlrnn.ops.checks import (
 )
 from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import long_convolution
+from dlrnn.ops.dispatch import prefers_fused, runs_eagerly, uses_fused
 
 # Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
 DIRECT = 4
@@ -40,35 +42,55 @@ def convolution(
     u: Float[Tensor, "B L H"],
     right: Float[Tensor, "H Kr"],
     left: Float[Tensor, "H Kl"] | None = None,
+    skip: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "B L H"]:
-    """Convolve each channel of u with its kernel; `left` reads from right to left, if given."""
-    left = empty_left(right) if left is None else left
+    """Convolve each channel of u with its kernel, and add `skip u`.
+
+    `right` reads from left to right, `left` from right to left.
+    """
+    left = right.new_empty(right.shape[0], 0) if left is None else left
     check_kernels(u, right, left)
+    if right.shape[-1] > DIRECT and u.is_cpu and runs_eagerly(u):
+        eager: Tensor = _EagerConvolution.apply(u, right, left, skip)  # type: ignore[no-untyped-call]
+        return eager
+    right = with_skip(right, skip)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
+        uses_fused("convolution", u)  # which raises if the fused kernels were requested
         return _direct(u, right)
     y: Tensor
     if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
-        y, _ = convolve(u, right, left, False, wants_rows())
+        y, _ = convolve(u, right, left, False, prefers_fused())
     else:
-        y = _convolution(u, right, left)
+        y = convolution_op(u, right, left)
     return y
+
+
+def with_skip(right: Tensor, skip: Tensor | None) -> Tensor:
+    """The kernel of `conv(right, u) + skip u`: the skip is added to entry 0."""
+    if skip is None:
+        return right
+    return right + F.pad(skip[:, None], (0, right.shape[1] - 1))
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def empty_left(right: Tensor) -> Tensor:
-    """The kernel of a convolution that reads from left to right alone; not a part of `right`, to
-    whose gradient it would add zeros.
-    """
-    require_shape("the right kernel", right, ("H", "K"))
-    return right.new_empty(right.shape[0], 0)
-
-
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
     """These kernels can be convolved with u."""
     require_no_transform()
+    like, longest = u.device, max(right.shape[-1], left.shape[-1])
+    if (
+        u.dim() == 3
+        and right.dim() == left.dim() == 2
+        and right.shape[0] == left.shape[0] == u.shape[2]
+        and right.shape[1] >= 1
+        and longest <= u.shape[1]
+        and u.dtype == right.dtype == left.dtype
+        and u.dtype in REAL
+        and like == right.device == left.device
+    ):
+        return
     require_shape("u", u, ("B", "L", "H"))
     require_dtype("u", u, FLOATING)
     for name, kernel in (("right", right), ("left", left)):
@@ -88,6 +110,7 @@ def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
     )
 
 
+@cache
 def fast_length(minimum: int) -> int:
     """The smallest even `2^a 3^b 5^c >= minimum`: a size that every FFT library likes."""
     best: int = 2 ** max(1, (minimum - 1).bit_length())
@@ -104,58 +127,93 @@ def fast_length(minimum: int) -> int:
 
 def _direct(u: Tensor, kernel: Tensor) -> Tensor:
     length = u.shape[1]
-    padded = torch.nn.functional.pad(u.to(kernel.dtype), (0, 0, kernel.shape[-1] - 1, 0))
+    padded = F.pad(u.to(kernel.dtype), (0, 0, kernel.shape[-1] - 1, 0))
     y = kernel[:, -1] * padded[:, :length]
     for k in range(1, kernel.shape[-1]):
         y = torch.addcmul(y, kernel[:, -1 - k], padded[:, k : k + length])
     return y.to(u.dtype)
 
 
-@torch.library.custom_op("dlrnn::convolution", mutates_args=())
 def _convolution(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    if kernels := _fused(u, right, left):
-        result: Tensor = kernels.forward(u, right, left)
+    if uses_fused("convolution", u, lambda: _fused(u, right, left) is not None):
+        result: Tensor = cast("ModuleType", _fused(u, right, left)).forward(u, right, left)
         return result
-    size = _size(u, right, left)
+    size = fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
+    blocks = _channel_blocks(u, size)
+    if len(blocks) == 1:
+        return _convolved(u, right, left, size).contiguous()
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    for h in _channels(u, size):
-        u_f = _spectrum(u[..., h], size, right.dtype)
-        u_f *= _kernel_spectrum(right[h], left[h], size)
-        y[..., h] = _signal(u_f, size)[..., : u.shape[1]].transpose(1, 2)
-        del u_f
+    for h in blocks:
+        y[..., h] = _convolved(u[..., h], right[h], left[h], size)
     return y
 
 
-@_convolution.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    return torch.empty(u.shape, dtype=u.dtype, device=u.device)
+def _convolved(u: Tensor, right: Tensor, left: Tensor, size: int) -> Tensor:
+    """[B, L, h], by transforms of this size."""
+    u_f = torch.fft.rfft(u.transpose(1, 2).to(right.dtype), n=size)  # [B, h, n/2 + 1]
+    u_f *= _kernel_spectrum(right, left, size)
+    y: Tensor = torch.fft.irfft(u_f, n=size)[..., : u.shape[1]]
+    return y.transpose(1, 2).to(u.dtype)
 
 
-@torch.library.custom_op("dlrnn::convolution_backward", mutates_args=())
-def _backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if kernels := _fused(u, right, left):
+def _backward(
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, needs_du: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    if uses_fused("convolution", u, lambda: _fused(u, right, left) is not None):
+        kernels = cast("ModuleType", _fused(u, right, left))
         gradients: tuple[Tensor, Tensor, Tensor] = kernels.backward(dy, u, right, left)
         return gradients
-    size, length = _size(u, right, left), u.shape[1]
+    size = fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
+    blocks = _channel_blocks(u, size)
+    if len(blocks) == 1:
+        du, d_right, d_left = _gradients_of_channels(dy, u, right, left, size, needs_du)
+        return du.contiguous(), d_right.contiguous(), d_left.contiguous()
     du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     d_right, d_left = torch.zeros_like(right), torch.zeros_like(left)
-    for h in _channels(u, size):
-        dy_f = _spectrum(dy[..., h], size, right.dtype)
-        u_f = _spectrum(u[..., h], size, right.dtype)
-        d_kernel = _signal((u_f.conj_physical_().mul_(dy_f)).sum(0), size)  # [h, n]
-        del u_f
-        d_right[h] = d_kernel[:, : right.shape[1]]
-        d_left[h] = d_kernel[:, size - left.shape[1] :].flip(-1)
-        dy_f *= _kernel_spectrum(right[h], left[h], size).conj_physical_()
-        du[..., h] = _signal(dy_f, size)[..., :length].transpose(1, 2)
-        del dy_f
+    for h in blocks:
+        du[..., h], d_right[h], d_left[h] = _gradients_of_channels(
+            dy[..., h], u[..., h], right[h], left[h], size
+        )
     return du, d_right, d_left
 
 
-@_backward.register_fake
-def _(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    return du, torch.empty_like(right), torch.empty_like(left)
+def _gradients_of_channels(  # noqa: PLR0917
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, size: int, needs_du: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of u (empty if it is not needed), `right` and `left`."""
+    dy_f = torch.fft.rfft(dy.transpose(1, 2).to(right.dtype), n=size)
+    u_f = torch.fft.rfft(u.transpose(1, 2).to(right.dtype), n=size)
+    d_kernel = torch.fft.irfft((u_f.conj_physical_().mul_(dy_f)).sum(0), n=size)  # [h, n]
+    del u_f
+    d_right, d_left = d_kernel[:, : right.shape[1]], torch.empty_like(left)
+    if left.shape[1]:
+        d_left = d_kernel[:, size - left.shape[1] :].flip(-1)
+    if not needs_du:
+        return u.new_empty(0), d_right, d_left
+    dy_f *= _kernel_spectrum(right, left, size).conj_physical_()
+    du = torch.fft.irfft(dy_f, n=size)[..., : u.shape[1]].transpose(1, 2)
+    return du.to(u.dtype), d_right, d_left
+
+
+class _EagerConvolution(torch.autograd.Function):
+    """The convolution in eager mode on a CPU, without the host time of a torch.library op."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None) -> Tensor:
+        ctx.save_for_backward(u, right, left, skip)
+        return _convolution(u, with_skip(right, skip), left)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        u, right, left, skip = ctx.saved_tensors
+        if ctx.needs_input_grad[0] or torch.is_grad_enabled():
+            right = with_skip(right, skip)
+        if torch.is_grad_enabled():  # for second derivatives
+            du, d_right, d_left = _backward_op(dy, u, right, left)
+        else:
+            du, d_right, d_left = _backward(dy, u, right, left, ctx.needs_input_grad[0])
+        du = du if ctx.needs_input_grad[0] else None
+        return du, d_right, d_left, None if skip is None else d_right[:, 0]
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
@@ -163,23 +221,46 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    du, d_right, d_left = _backward(dy, *ctx.saved_tensors)
+    u, right, left = ctx.saved_tensors
+    du, d_right, d_left = _backward_op(dy, u, right, left)
     return du, d_right, d_left
 
 
 def _second_gradients(
     ctx: Any, g_du: Tensor, g_right: Tensor, g_left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`du = T^T dy` and `d_kernel = corr(u, dy)` are bilinear: their derivatives are again such."""
+    """`du = T^T dy` and `d_kernel = corr(u, dy)` are bilinear, and so are their derivatives."""
     dy, u, right, left = ctx.saved_tensors
-    g_dy = _convolution(g_du, right, left) + _convolution(u, g_right, g_left)
-    g_u, _, _ = _backward(dy, u, g_right, g_left)
-    _, d_right, d_left = _backward(dy, g_du, right, left)
+    g_dy = convolution_op(g_du, right, left)
+    g_dy = g_dy + convolution_op(u, g_right, g_left)
+    g_u, _, _ = _backward_op(dy, u, g_right, g_left)
+    _, d_right, d_left = _backward_op(dy, g_du, right, left)
     return g_dy, g_u, d_right, d_left
 
 
-_convolution.register_autograd(_gradients, setup_context=_setup)
-_backward.register_autograd(_second_gradients, setup_context=_setup)
+convolution_op = torch.library.custom_op("dlrnn::convolution", _convolution, mutates_args=())
+
+
+@torch.library.custom_op("dlrnn::convolution_backward", mutates_args=())
+def _backward_op(
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(dy, u, right, left)
+
+
+@convolution_op.register_fake
+def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+    return torch.empty(u.shape, dtype=u.dtype, device=u.device)
+
+
+@_backward_op.register_fake
+def _(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    return du, torch.empty_like(right), torch.empty_like(left)
+
+
+convolution_op.register_autograd(_gradients, setup_context=_setup)
+_backward_op.register_autograd(_second_gradients, setup_context=_setup)
 
 
 # ---------------------------------------------------------------------------------- in rows
@@ -193,7 +274,8 @@ def convolve(
     or none are `wanted`, y as it is in `convolution`, and nothing.
     """
     if not _has_rows(u, right, left, wanted):
-        return _convolution(u, right, left), u.new_empty(0)
+        return convolution_op(u, right, left), u.new_empty(0)
+    uses_fused("convolution", u, lambda: True)
     y, rows_u = row_kernels.forward_rows(u, right, left)
     return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
 
@@ -257,11 +339,11 @@ def _convolve_gradients(
     if dy is None:
         return du, None, None, None, None
     if not ctx.has_rows:
-        more, d_right, d_left = _backward(dy, source, right, left)
+        more, d_right, d_left = _backward_op(dy, source, right, left)
     elif torch.is_grad_enabled():  # somebody wants second derivatives: `_backward` has them
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
         u = as_sequences(source, ctx.length)
-        more, d_right, d_left = _backward(dy, u, right, left)
+        more, d_right, d_left = _backward_op(dy, u, right, left)
     elif ctx.to_rows:
         more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length)
     else:
@@ -280,48 +362,29 @@ def as_sequences(rows: Tensor, length: int | torch.SymInt) -> Tensor:
 # ---------------------------------------------------------------------------------- which kernels
 
 
-def wants_rows() -> bool:
-    """Asked where a compiled graph is made, not inside an op: it depends on the answer."""
-    return backend_for("convolution")[0] == "fused"
-
-
 def _has_rows(u: Tensor, right: Tensor, left: Tensor, wanted: bool) -> bool:
     return wanted and row_kernels.supports(u, right, left)
 
 
 def _fused(u: Tensor, right: Tensor, left: Tensor) -> ModuleType | None:
-    """Our own kernels, if they are there and take these tensors."""
-    if backend_for("convolution")[0] != "fused":
-        return None
+    """The fused kernels that take these tensors."""
     every = row_kernels, long_convolution
-    kernels = next((kernels for kernels in every if kernels.supports(u, right, left)), None)
-    return kernels if is_fused("convolution", supported=kernels is not None) else None
+    return next((kernels for kernels in every if kernels.supports(u, right, left)), None)
 
 
-def _size(u: Tensor, right: Tensor, left: Tensor) -> int:
-    return fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
+def _channel_blocks(u: Tensor, size: int) -> list[slice]:
+    """Blocks of channels whose padded signals fit into the workspace; none for an empty batch.
 
-
-def _channels(u: Tensor, size: int) -> Iterator[slice]:
-    """Blocks of channels whose padded signals fit into the workspace; none for an empty batch."""
+    The workspace is 2 MiB of fp32 on a CPU, which fit into its cache, and 1 GiB elsewhere.
+    """
     if u.shape[0] == 0:
-        return
-    channels = max(1, _workspace(u) // (size * u.shape[0]))
+        return []
+    channels = max(1, (2**19 if u.is_cpu else 2**28) // (size * u.shape[0]))
     if channels >= 16:
         channels -= channels % 16  # whole cache lines of u
-    for start in range(0, u.shape[2], channels):
-        yield slice(start, min(start + channels, u.shape[2]))
-
-
-def _workspace(u: Tensor) -> int:
-    """Numbers that a temporary may hold: 2 MiB of fp32 on a CPU (its cache), 1 GiB elsewhere."""
-    return 2**19 if u.device.type == "cpu" else 2**28
-
-
-def _spectrum(u: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """[B, L, h] -> [B, h, n/2 + 1], zero-padded."""
-    spectrum: Tensor = torch.fft.rfft(u.transpose(1, 2).to(dtype), n=size)
-    return spectrum
+    if channels >= (every := u.shape[2]):
+        return [slice(0, every)]
+    return [slice(h, min(h + channels, every)) for h in range(0, every, channels)]
 
 
 def _kernel_spectrum(right: Tensor, left: Tensor, size: int) -> Tensor:
@@ -330,8 +393,3 @@ def _kernel_spectrum(right: Tensor, left: Tensor, size: int) -> Tensor:
         right = torch.cat((right, gap, left.flip(-1)), dim=1)
     spectrum: Tensor = torch.fft.rfft(right, n=size)
     return spectrum
-
-
-def _signal(spectrum: Tensor, size: int) -> Tensor:
-    signal: Tensor = torch.fft.irfft(spectrum, n=size)
-    return signal

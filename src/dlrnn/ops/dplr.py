@@ -30,8 +30,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import require_no_transform
+from dlrnn.ops.dispatch import uses_fused
 from dlrnn.ops.matrix_power import matrix_power, times_power
 from dlrnn.ops.pairs import conjugate, pair_product
 from dlrnn.ops.sections import half_angles, section_sums, to_kernel
@@ -172,11 +172,10 @@ def _spectrum(weights: Tensor, a: Tensor, b: Tensor, dt: Tensor, length: int) ->
 
 def _is_fused(system: DPLR) -> bool:
     """Not in a compiled graph, which serves all lengths: the kernels go by a length's digits."""
-    if not system.dt.is_cuda or torch.compiler.is_compiling():
-        return False
     outputs, channels = system.C.shape[:2]
     fits = outputs <= 2 and channels < 2**16 and system.C.numel() > 0
-    return fits and backend_for("sections", system.dt.device)[0] == "fused"
+    fits = fits and not torch.compiler.is_compiling()
+    return uses_fused("sections", system.dt, lambda: fits)
 
 
 def _fused_tile(system: DPLR, length: int) -> Tensor:

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import in_transform, require
+from dlrnn.ops.dispatch import uses_fused
 
 
 def layer_norm(
@@ -38,13 +38,15 @@ def layer_norm(
 
 def _is_fused(*tensors: Tensor | None) -> bool:
     given = [t for t in tensors if t is not None]
-    if not all(t.is_cuda and t.dtype == torch.float32 for t in given):
-        return False
-    if in_transform() or backend_for("layer_norm")[0] != "fused":
-        return False
-    from dlrnn.ops.triton import layer_norm as kernels
 
-    return kernels.supports(given[0])
+    def supports() -> bool:
+        if in_transform() or not all(t.is_cuda and t.dtype == torch.float32 for t in given):
+            return False
+        from dlrnn.ops.triton import layer_norm as kernels
+
+        return kernels.supports(given[0])
+
+    return uses_fused("layer_norm", given[0], supports)
 
 
 @torch.library.custom_op("dlrnn::layer_norm", mutates_args=())

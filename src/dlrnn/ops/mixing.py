@@ -7,8 +7,8 @@ other devices, in other precisions, for other activations and widths. Fused, seq
 16384 positions stay in rows [B, H, L] (ops/cuda/convolution.py), the linear map reads and writes
 them in passing (ops/cuda/mixing.py), and the activation's value is never stored.
 
-Two ops, so that autograd lets go of the convolution's result before the convolution's backward,
-where the memory is needed: `convolve`, into rows if it can, and the ends behind it.
+There are two ops, so that autograd frees the convolution's result before the convolution's
+backward, which needs the memory: `convolve`, in channel-major layout if it can, and its epilogue.
 """
 
 from types import ModuleType
@@ -19,17 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.convolution import (
     DIRECT,
     as_sequences,
     check_kernels,
     convolution,
     convolve,
-    empty_left,
-    wants_rows,
 )
-from dlrnn.ops.cuda import mixing as ends
+from dlrnn.ops.cuda import mixing as epilogue
+from dlrnn.ops.dispatch import prefers_fused, uses_fused
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
 FUSED_CHANNELS = range(16, 257, 16)
@@ -52,8 +50,8 @@ def mix(
     `activation` is a function of torch.nn.functional, or "identity"; `dropout` is the probability
     with which it drops numbers of the convolution's result, before the activation.
     """
-    left = empty_left(right) if left is None else left
-    if (
+    left = right.new_empty(right.shape[0], 0) if left is None else left
+    fits = (
         u.is_cuda
         and bias is not None
         and all(x.dtype == torch.float32 for x in (u, right, left, weight, bias))
@@ -62,11 +60,14 @@ def mix(
         and weight.shape[1] in FUSED_CHANNELS
         and not torch.is_autocast_enabled("cuda")
         and (right.shape[-1] > DIRECT or left.shape[-1] > 0)
-    ):
+    )
+    if not fits:
+        uses_fused("mix", u)  # which raises if the fused kernels were requested
+    if fits and bias is not None:
         check_kernels(u, right, left)
-        y, rows_u = convolve(u, right, left, True, wants_rows())
+        y, rows_u = convolve(u, right, left, True, prefers_fused())
         y = F.dropout(y, dropout) if dropout else y
-        out: Tensor = _ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
+        out: Tensor = _epilogue(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
         y = convolution(u, right, left)
         y = F.dropout(y, dropout) if dropout else y
@@ -81,22 +82,22 @@ def _activated(y: Tensor, activation: str) -> Tensor:
     return value
 
 
-# ---------------------------------------------------------------------------------- ends
+# ---------------------------------------------------------------------------------- epilogue
 
 
 @torch.library.custom_op("dlrnn::mix_ends", mutates_args=())
-def _ends(  # noqa: PLR0917
+def _epilogue(  # noqa: PLR0917
     y: Tensor, weight: Tensor, bias: Tensor, activation: str, length: int, in_rows: bool
 ) -> Tensor:
     """Activation and linear map: y in rows or [B, L, H] -> [B, L, columns]."""
-    if (kernels := _end_kernels(y)) is not None:
+    if (kernels := _epilogue_kernels(y)) is not None:
         out: Tensor = kernels.forward(y, length, weight, bias, activation, in_rows=in_rows)
         return out
     y = as_sequences(y, length) if in_rows else y
     return F.linear(_activated(y, activation), weight, bias)
 
 
-@_ends.register_fake
+@_epilogue.register_fake
 def _(  # noqa: PLR0917
     y: Tensor,
     weight: Tensor,
@@ -108,12 +109,12 @@ def _(  # noqa: PLR0917
     return y.new_empty(y.shape[0], length, weight.shape[0])
 
 
-@torch.library.custom_op("dlrnn::mix_ends_backward", mutates_args=())
-def _ends_backward(
+@torch.library.custom_op("dlrnn::mix_epilogue_backward", mutates_args=())
+def _epilogue_backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of y, laid out as y is, of weight and of bias."""
-    if (kernels := _end_kernels(y)) is not None:
+    if (kernels := _epilogue_kernels(y)) is not None:
         found: tuple[Tensor, Tensor, Tensor] = kernels.backward(
             dout, y, weight, activation, in_rows=in_rows
         )
@@ -121,15 +122,15 @@ def _ends_backward(
     return _plain_backward(dout, y, weight, activation, in_rows)
 
 
-@_ends_backward.register_fake
+@_epilogue_backward.register_fake
 def _(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return y.new_empty(y.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
 
 
-def _end_kernels(y: Tensor) -> ModuleType | None:
-    return ends if backend_for("mix")[0] == "fused" and ends.supports(y) else None
+def _epilogue_kernels(y: Tensor) -> ModuleType | None:
+    return epilogue if uses_fused("mix", y, lambda: epilogue.supports(y)) else None
 
 
 def _plain_backward(
@@ -146,15 +147,15 @@ def _plain_backward(
     return dy, d_weight, flat.sum(0)
 
 
-def _setup_ends(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_epilogue(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     y, weight, _, ctx.activation, _, ctx.in_rows = inputs
     ctx.save_for_backward(y, weight)
 
 
-def _ends_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _epilogue_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     y, weight = ctx.saved_tensors
-    backward = _plain_backward if torch.is_grad_enabled() else _ends_backward  # for second ones
+    backward = _plain_backward if torch.is_grad_enabled() else _epilogue_backward  # for second ones
     return (*backward(dout, y, weight, ctx.activation, ctx.in_rows), None, None, None)
 
 
-_ends.register_autograd(_ends_gradients, setup_context=_setup_ends)
+_epilogue.register_autograd(_epilogue_gradients, setup_context=_setup_epilogue)

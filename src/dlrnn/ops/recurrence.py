@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
+from dlrnn.ops.dispatch import uses_fused
 from dlrnn.ops.pairs import pair_product, powers
 from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
 
@@ -33,7 +33,7 @@ def step(
     Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would turn
     the phase a little further with every step.
     """
-    backend_for("step")
+    uses_fused("step", u)
     lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N] or [H, N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
     re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import in_transform
+from dlrnn.ops.dispatch import uses_fused
 
 BASE = 10000.0
 
@@ -37,11 +37,14 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _is_fused(x: Tensor) -> bool:
-    if not x.is_cuda or in_transform() or backend_for("rotate")[0] != "fused":
-        return False
-    from dlrnn.ops.triton import rotary as kernels
+    def supports() -> bool:
+        if in_transform():
+            return False
+        from dlrnn.ops.triton import rotary as kernels
 
-    return kernels.supports(x)
+        return kernels.supports(x)
+
+    return uses_fused("rotate", x, supports)
 
 
 @torch.library.custom_op("dlrnn::rotate", mutates_args=())

@@ -12,30 +12,28 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import in_transform
+from dlrnn.ops.dispatch import uses_fused
 
 
 def linear(
     x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*B O"]:
     """As PyTorch's, faster on a GPU where one side has at most 16 numbers and there is a bias."""
-    if bias is None or not _is_fused(x, weight, bias):
+    if not uses_fused("thin_linear", x, lambda: _fits(x, weight, bias)) or bias is None:
         return F.linear(x, weight, bias)
     out: Tensor = _linear(x.flatten(0, -2), weight, bias)
     return out.view(*x.shape[:-1], -1)
 
 
-def _is_fused(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    if bias is None or x.dim() < 2 or torch.is_autocast_enabled("cuda") or in_transform():
+        return False
     if not all(t.is_cuda and t.dtype == torch.float32 for t in (x, weight, bias)):
-        return False
-    if torch.is_autocast_enabled("cuda") or in_transform():
-        return False
-    if backend_for("thin_linear")[0] != "fused":
         return False
     from dlrnn.ops.triton import thin_linear as kernels
 
-    return x.dim() > 1 and kernels.supports(x, weight)
+    return kernels.supports(x, weight)
 
 
 @torch.library.custom_op("dlrnn::thin_linear", mutates_args=())

@@ -11,8 +11,10 @@ The adjoint runs the same product backwards. Each is the other's derivative:
 
     dW = conj(adjoint(dK)),     d log lambda_n = sum_h W_hn adjoint(k dK)_hn ,
 
-so nothing but the arguments is kept for backward, and second derivatives come for free.
-The imaginary part needs no code of its own: `Im(W P) = Re((-i W) P)`.
+so only the arguments are kept for backward, and second derivatives need no further code.
+`Im(W P)` needs none either: it is `Re((-i W) P)`.
+
+Where P has at most `SMALL` entries, eager mode on a CPU makes it as it stands, in float64.
 """
 
 import math
@@ -23,33 +25,50 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import is_fused
-from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
+from dlrnn.ops.checks import (
+    REAL,
+    require_device,
+    require_dtype,
+    require_no_transform,
+    require_shape,
+)
 from dlrnn.ops.cuda import vandermonde as kernels
+from dlrnn.ops.dispatch import runs_eagerly, uses_fused, with_derivative
 from dlrnn.ops.pairs import conjugate, pair_product, powers
+
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+SMALL = 2**12
+"""Entries of P up to which eager mode on a CPU multiplies by P itself."""
 
 
 def vandermonde(
     W: Float[Tensor, "*rows N 2"], log_lambda: Float[Tensor, "N 2"], length: int
 ) -> Float[Tensor, "*rows {length}"]:
     """`K_k = Re(sum_n W_n lambda_n^k)` for k = 0 .. length-1, in the precision of W."""
-    _check(W, log_lambda)
-    rows = tuple("." for _ in W.shape[:-2])
-    require_shape("W", W, (*rows, log_lambda.shape[0], 2))
+    require_no_transform()
+    fits = log_lambda.dim() == 2 and W.shape[-2:] == log_lambda.shape and log_lambda.shape[1] == 2
+    if not fits or W.dtype not in REAL or W.device != log_lambda.device:
+        _explain(W, log_lambda)
+        rows = tuple("." for _ in W.shape[:-2])
+        require_shape("W", W, (*rows, log_lambda.shape[0], 2))
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
-    flat = W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
-    kernel: Tensor = _vandermonde(flat, log_lambda.double(), length)
-    return kernel.reshape(*W.shape[:-2], length)
+    flat = W if W.dim() == 3 else W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
+    if log_lambda.shape[0] * length <= SMALL and runs_eagerly(W):
+        kernel: Tensor = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
+    else:
+        kernel = differentiable_product(flat, log_lambda.double(), length)
+    return kernel if W.dim() == 3 else kernel.reshape(*W.shape[:-2], length)
 
 
 def vandermonde_adjoint(
     v: Float[Tensor, "*rows L"], log_lambda: Float[Tensor, "N 2"]
 ) -> Float[Tensor, "*rows N 2"]:
     """`M_n = sum_k v_k lambda_n^k`, pairs, in the precision of v."""
-    _check(v, log_lambda)
+    require_no_transform()
+    _explain(v, log_lambda)
     flat = v.reshape(math.prod(v.shape[:-1]), v.shape[-1])
-    moments: Tensor = _adjoint(flat, log_lambda.double())
+    moments: Tensor = differentiable_moments(flat, log_lambda.double())
     return moments.reshape(*v.shape[:-1], *log_lambda.shape)
 
 
@@ -61,88 +80,74 @@ def complex_vandermonde(
     return vandermonde(torch.stack((W, minus_i_W)), log_lambda, length)
 
 
-def _check(values: Tensor, log_lambda: Tensor) -> None:
-    require_no_transform()
+def _explain(values: Tensor, log_lambda: Tensor) -> None:
+    """ValueError if these cannot be multiplied."""
     require_dtype("the values of a Vandermonde product", values)
     require_shape("log_lambda", log_lambda, ("N", 2))
-    require(
-        values.device == log_lambda.device,
-        f"values are on {values.device}, log_lambda on {log_lambda.device}: move one of them",
-    )
+    require_device("log_lambda", log_lambda, values.device)
 
 
 # ---------------------------------------------------------------------------------- forward
 
 
-@torch.library.custom_op("dlrnn::vandermonde", mutates_args=())
-def _vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-    if _is_fused("vandermonde", W, log_lambda):
+def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+    """W [R, N, 2], log_lambda [N, 2] in float64 -> K [R, length]."""
+    if uses_fused("vandermonde", W, lambda: kernels.supports(W, log_lambda)):
         return kernels.vandermonde(W, log_lambda, length)
     rows, states, _ = W.shape
-    split, blocks = _split(W, length)
-    fine = _fine_table(log_lambda, split, W.dtype)  # [N 2, S]
     # conj_physical: inside a compiled graph the lazy conj() bit of a tensor is not honoured here
     W_conj = torch.view_as_complex(W.contiguous()).conj_physical()
+    split, blocks = table_split(W, length)
+    fine = fine_table(log_lambda, split, W.dtype)  # [N 2, S]
     kernel = W.new_empty(rows, blocks, split)
     for b, tiles in _tiles(W, rows, blocks, states):
         coarse = _coarse_table(log_lambda, split, b, W.dtype).conj_physical_()  # [b, N]
         for r in tiles:
             scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
             flat = torch.view_as_real(scaled).view(-1, 2 * states)
-            kernel[r, b] = _matmul(flat, fine).view(-1, len(coarse), split)
+            kernel[r, b] = matmul(flat, fine).view(-1, len(coarse), split)
             del scaled, flat
     return kernel.view(rows, blocks * split)[:, :length].contiguous()
-
-
-@_vandermonde.register_fake
-def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
-    return W.new_empty(W.shape[0], length)
 
 
 # ---------------------------------------------------------------------------------- adjoint
 
 
-@torch.library.custom_op("dlrnn::vandermonde_adjoint", mutates_args=())
-def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
-    if _is_fused("vandermonde_adjoint", v, log_lambda):
+def _moments(v: Tensor, log_lambda: Tensor) -> Tensor:
+    """V [R, L], log_lambda [N, 2] in float64 -> M [R, N, 2]."""
+    if uses_fused("vandermonde_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
     (rows, length), states = v.shape, log_lambda.shape[0]
-    split, blocks = _split(v, length)
-    fine = _fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
+    split, blocks = table_split(v, length)
+    fine = fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
     if blocks * split > length:
         v = torch.nn.functional.pad(v, (0, blocks * split - length))
     v = v.view(rows, blocks, split)
-    moments = torch.zeros(rows, states, dtype=_complex_dtype(v.dtype), device=v.device)
+    moments = torch.zeros(rows, states, dtype=COMPLEX[v.dtype], device=v.device)
     for b, tiles in _tiles(v, rows, blocks, states):
         coarse = _coarse_table(log_lambda, split, b, v.dtype)
         for r in tiles:
-            partial = _matmul(v[r, b].reshape(-1, split), fine)  # sum over a
+            partial = matmul(v[r, b].reshape(-1, split), fine)  # sum over a
             partial = torch.view_as_complex(partial.view(-1, len(coarse), states, 2))
             moments[r] += partial.mul_(coarse).sum(1)  # sum over b
             del partial
     return torch.view_as_real(moments)
 
 
-@_adjoint.register_fake
-def _(v: Tensor, log_lambda: Tensor) -> Tensor:
-    return v.new_empty(v.shape[0], *log_lambda.shape)
-
-
 # ---------------------------------------------------------------------------------- derivatives
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _moments(v: Tensor, log_lambda: Tensor, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """`sum_k v_k lambda^k` and, in the same pass, `sum_k k v_k lambda^k`."""
-    if not with_slope:
-        return _adjoint(v, log_lambda), None
-    position = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
-    both: Tensor = _adjoint(torch.cat((v, position * v)), log_lambda)
+def _both_gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of W and log_lambda, without derivatives of their own."""
+    if uses_fused("vandermonde_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):
+        return kernels.gradients(dK, W, log_lambda)
+    both = _moments(torch.cat((dK, _times_position(dK))), log_lambda)
     moments, slope = both.chunk(2)
-    return moments, slope
+    return conjugate(moments), _log_lambda_gradient(W, slope)
+
+
+def _times_position(v: Tensor) -> Tensor:
+    return v * torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
 
 
 def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
@@ -150,71 +155,109 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
-@torch.library.custom_op("dlrnn::vandermonde_gradients", mutates_args=())
-def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the product, where they need no derivatives of their own."""
-    if _is_fused("vandermonde_adjoint", dK, log_lambda):
-        return kernels.gradients(dK, W, log_lambda)
-    moments, slope = _moments(dK, log_lambda, True)
-    assert slope is not None
-    return conjugate(moments), _log_lambda_gradient(W, slope)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
 
 
-@_gradients.register_fake
+def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    W, log_lambda = ctx.saved_tensors
+    grad = grad.contiguous()
+    if not ctx.needs_input_grad[1]:
+        return conjugate(differentiable_moments(grad, log_lambda)), None, None
+    if not torch.is_grad_enabled():
+        gradients = _both_gradients if runs_eagerly(grad) else _both_gradients_op
+        return *gradients(grad, W, log_lambda), None
+    both: Tensor = differentiable_moments(torch.cat((grad, _times_position(grad))), log_lambda)
+    moments, slope = both.chunk(2)
+    return conjugate(moments), _log_lambda_gradient(W, slope), None
+
+
+def _moments_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    v, log_lambda = ctx.saved_tensors
+    weight = conjugate(grad.contiguous())
+    dv = d_log_lambda = None
+    if ctx.needs_input_grad[0]:
+        dv = differentiable_product(weight, log_lambda, v.shape[-1])
+    if ctx.needs_input_grad[1]:
+        slope = differentiable_moments(_times_position(v), log_lambda)
+        d_log_lambda = _log_lambda_gradient(weight, slope)
+    return dv, d_log_lambda
+
+
+product_op = torch.library.custom_op("dlrnn::vandermonde", _product, mutates_args=())
+moments_op = torch.library.custom_op("dlrnn::vandermonde_adjoint", _moments, mutates_args=())
+_both_gradients_op = torch.library.custom_op(
+    "dlrnn::vandermonde_gradients", _both_gradients, mutates_args=()
+)
+
+
+@product_op.register_fake
+def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
+    return W.new_empty(W.shape[0], length)
+
+
+@moments_op.register_fake
+def _(v: Tensor, log_lambda: Tensor) -> Tensor:
+    return v.new_empty(v.shape[0], *log_lambda.shape)
+
+
+@_both_gradients_op.register_fake
 def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
     return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
 
 
-def _vandermonde_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    W, log_lambda = ctx.saved_tensors
-    if ctx.needs_input_grad[1] and not torch.is_grad_enabled():
-        return *_gradients(grad.contiguous(), W, log_lambda), None
-    moments, slope = _moments(grad.contiguous(), log_lambda, ctx.needs_input_grad[1])
-    d_log_lambda = None if slope is None else _log_lambda_gradient(W, slope)
-    return conjugate(moments), d_log_lambda, None
+differentiable_product = with_derivative(product_op, _product, _setup, _product_backward)
+differentiable_moments = with_derivative(moments_op, _moments, _setup, _moments_backward)
 
 
-def _adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    v, log_lambda = ctx.saved_tensors
-    weight = conjugate(grad.contiguous())
-    dv = _vandermonde(weight, log_lambda, v.shape[-1]) if ctx.needs_input_grad[0] else None
-    d_log_lambda = None
-    if ctx.needs_input_grad[1]:
-        position = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
-        d_log_lambda = _log_lambda_gradient(weight, _adjoint(position * v, log_lambda))
-    return dv, d_log_lambda
+class _SmallProduct(torch.autograd.Function):
+    """The product with P itself, in eager mode on a CPU: fewer and smaller operations."""
 
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+        uses_fused("vandermonde", W)  # which raises if the fused kernels were requested
+        position = torch.arange(length)
+        exponent = torch.view_as_complex(log_lambda.contiguous())[:, None] * position
+        P = exponent.exp().to(COMPLEX[W.dtype])
+        ctx.save_for_backward(W, log_lambda)
+        ctx.P, ctx.position = P, position
+        kernel: Tensor = (torch.view_as_complex(W.contiguous()) @ P).real.clone()
+        return kernel
 
-_vandermonde.register_autograd(_vandermonde_backward, setup_context=_setup)
-_adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        W, _ = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            return _product_backward(ctx, grad)
+        both = torch.cat((grad, grad * ctx.position)) if ctx.needs_input_grad[1] else grad
+        moments = both.to(ctx.P.dtype) @ ctx.P.mT
+        dW = torch.view_as_real(moments[: len(W)].conj_physical())
+        if not ctx.needs_input_grad[1]:
+            return dW, None, None
+        slope = torch.view_as_complex(W.contiguous()) * moments[len(W) :]
+        slope = slope.sum(0, dtype=torch.complex128).conj_physical()
+        return dW, torch.view_as_real(slope), None
 
 
 # ---------------------------------------------------------------------------------- tables
 
 
-def _is_fused(op: str, values: Tensor, log_lambda: Tensor) -> bool:
-    return is_fused(op, supported=kernels.supports(values, log_lambda))
-
-
-def _complex_dtype(real: torch.dtype) -> torch.dtype:
-    return torch.complex128 if real == torch.float64 else torch.complex64
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b`, in their own precision also under autocast."""
     if not torch.is_autocast_enabled(a.device.type):
         return a @ b
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
 
-def _split(like: Tensor, length: int) -> tuple[int, int]:
+def table_split(like: Tensor, length: int) -> tuple[int, int]:
     """S and L/S: the tables hold N S and rows N L/S numbers, which balance at S^2 = rows L."""
     balanced = 2 ** round(math.log2(like.shape[0] * length + 1) / 2)
     split = min(max(balanced, 16), 512, length)
     return split, -(-length // split)
 
 
-def _workspace(like: Tensor) -> int:
+def workspace(like: Tensor) -> int:
     """Complex numbers that a temporary may hold: 4 MiB of fp32 on a CPU (its cache), else 64."""
     return 2**19 if like.device.type == "cpu" else 2**23
 
@@ -226,9 +269,9 @@ def _tiles(
 
     Whole rows if possible (they lie together in memory); a coarse table takes at most a quarter.
     """
-    workspace = _workspace(like)
-    b_step = min(blocks, max(1, workspace // (4 * states)))
-    r_step = min(rows, max(1, workspace // (states * b_step))) or 1
+    numbers = workspace(like)
+    b_step = min(blocks, max(1, numbers // (4 * states)))
+    r_step = min(rows, max(1, numbers // (states * b_step))) or 1
     for b in range(0, blocks, b_step):
         yield (
             slice(b, min(b + b_step, blocks)),
@@ -236,7 +279,7 @@ def _tiles(
         )
 
 
-def _fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
+def fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
     """`lambda_n^a`, a < split, as a real matrix [2 N, split] whose rows alternate re, im.
 
     The same split again, `a = c + s d`, saves most of the exponentials; a few states at a time.
@@ -247,7 +290,7 @@ def _fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
     both = torch.view_as_complex(powers(log_lambda[:, None], position))
     units, steps = both[:, :inner], both[:, inner:]
     table = torch.empty(states, 2, split, dtype=dtype, device=device)
-    stride = max(1, _workspace(log_lambda) // (8 * split))
+    stride = max(1, workspace(log_lambda) // (8 * split))
     for start in range(0, states, stride):
         n = slice(start, start + stride)
         product = (steps[n, :, None] * units[n, None, :]).flatten(1)[:, :split]

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.backends import backend_for
 from dlrnn.ops.checks import require_no_transform
+from dlrnn.ops.dispatch import uses_fused
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
 ZERO = 1e-15  # a smaller |z| counts as this: I_0 is then 1 to the rounding of float64
@@ -57,10 +57,9 @@ class _Integral(torch.autograd.Function):
 
 
 def _is_fused(z: Tensor) -> bool:
-    """A compiler fuses by itself what is here."""
-    if not z.is_cuda or not z.numel() or torch.compiler.is_compiling():
-        return False
-    return backend_for("zero_order_hold")[0] == "fused"
+    """Not under a compiler, which fuses these element-wise operations itself."""
+    fits = z.numel() > 0 and not torch.compiler.is_compiling()
+    return uses_fused("zero_order_hold", z, lambda: fits)
 
 
 def _integral(z: Tensor) -> Tensor:

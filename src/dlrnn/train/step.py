@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from dlrnn.nn import held_kernels, param_groups
+from dlrnn.nn import param_groups, reuse_kernels
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.ahead import made_ahead, threads_for
 from dlrnn.train.config import RunConfig
@@ -119,7 +119,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         holds = parts > 1 and not is_sharded(self.fabric)  # a shard makes no kernel
-        with held_kernels(self.model) if holds else nullcontext():
+        with reuse_kernels(self.model) if holds else nullcontext():
             for k, batch in enumerate(batches):
                 with self.fabric.no_backward_sync(self.model, enabled=k < parts - 1):  # type: ignore[arg-type]
                     output = forward(self.model, batch, targets=self.task.gives_targets)

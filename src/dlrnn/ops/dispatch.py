@@ -1,0 +1,164 @@
+"""The one place that chooses which implementation of an op runs.
+
+There are two backends: `torch` runs on every device; `fused` are our own CUDA and Triton kernels,
+for the tensors that they support. An op takes `fused` where it can. A backend can be requested with
+`use_backend("fused")`, or with the variable DLRNN_BACKEND before dlrnn is imported. It is then
+never replaced by the other one: an op that cannot run it on these tensors raises ValueError.
+`recorded` tells what ran and why; `dlrnn doctor` prints it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+Backend = Literal["fused", "torch"]
+
+FUSED = {
+    "vandermonde": "fp32 on a Hopper GPU",
+    "vandermonde_adjoint": "fp32 on a Hopper GPU",
+    "channel_vandermonde": "fp32 on a Hopper GPU",
+    "channel_adjoint": "fp32 on a Hopper GPU",
+    "convolution": "fp32 on a GPU of compute capability 9.0 or later, and 129 to 2^20 positions",
+    "mix": "fp32 on a Hopper GPU, no autocast, GELU or the identity, a bias, at most 256 input"
+    " and 512 output channels in multiples of 16, and kernels of more than 4 entries",
+    "layer_norm": "fp32 on a GPU, at most 1024 channels, no torch.func",
+    "thin_linear": "fp32 on a GPU, no autocast, at most 16 numbers on one side, a bias, and no"
+    " torch.func",
+    "rotate": "fp32, bf16 or fp16 on a GPU, an even head width, no torch.func",
+    "zero_order_hold": "a GPU, not compiled",
+    "sections": "a GPU, not compiled, at most two directions",
+}
+"""What the fused kernels of an op take."""
+
+OPS = (*FUSED, "step")
+"""Every op that has a choice to make, or will have one: `step` runs on torch only."""
+
+_HAS_TRITON = find_spec("triton") is not None  # looked up once: a compiled graph cannot do it
+_requested = [os.environ.get("DLRNN_BACKEND", "")]
+_records: list[list["Choice"]] = []
+
+
+class Choice(NamedTuple):
+    """What ran, and why."""
+
+    op: str
+    backend: Backend
+    reason: str
+
+
+def uses_fused(op: str, x: Tensor, supports: Callable[[], bool] = lambda: False) -> bool:
+    """Whether `op` runs its fused kernels on x; `supports` says whether they take these tensors.
+
+    Raises ValueError if a backend was requested that cannot run here.
+    """
+    requested = _requested[-1]
+    if not requested and not x.is_cuda and not _records:
+        return False
+    _require_known(requested)
+    able = op in FUSED and x.is_cuda and prefers_fused() and supports()
+    if requested == "fused" and not able:
+        name = str(x.dtype).removeprefix("torch.")
+        needs = FUSED.get(op, "nothing: it has no fused kernels")
+        raise ValueError(
+            f"backend 'fused' was requested, and {op} cannot run it on {name} tensors on"
+            f" {x.device}; its kernels take {needs}"
+        )
+    if _records:
+        _records[-1].append(Choice(op, "fused" if able else "torch", _reason(op, x, able)))
+    return able
+
+
+def prefers_fused() -> bool:
+    """Whether the fused kernels are installed and nobody requested another backend.
+
+    For code that a compiler traces, which must not look at tensors.
+    """
+    return _requested[-1] != "torch" and _fused_is_there()
+
+
+def _reason(op: str, x: Tensor, able: bool) -> str:
+    if _requested[-1]:
+        return "requested"
+    if able:
+        return "its kernels take these tensors"
+    if op not in FUSED:
+        return "the only backend of this op"
+    if not x.is_cuda:
+        return "the tensors are not on a GPU"
+    return f"the kernels take {FUSED[op]}" if _HAS_TRITON else "triton is not installed"
+
+
+def _require_known(name: str) -> None:
+    if name and name not in get_args(Backend):
+        known = " or ".join(get_args(Backend))
+        raise ValueError(f"backend {name!r} was requested, and there is only {known}")
+
+
+def _fused_is_there() -> bool:
+    """Asks for no device's properties: that would start CUDA in a process that may fork."""
+    return _HAS_TRITON and torch.cuda.is_available()
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Inside the context every op uses this backend, or raises ValueError."""
+    _require_known(name)
+    if name == "fused" and not _fused_is_there():
+        missing = "there is no CUDA device" if _HAS_TRITON else "triton is not installed"
+        raise ValueError(f"backend 'fused' was requested, and {missing}")
+    _requested.append(name)
+    try:
+        yield
+    finally:
+        _requested.pop()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Choice]]:
+    """Collects the choices that ops make inside the context."""
+    choices: list[Choice] = []
+    _records.append(choices)
+    try:
+        yield choices
+    finally:
+        _records.pop()
+
+
+def runs_eagerly(x: Tensor) -> bool:
+    """Whether x is an ordinary CPU tensor outside of any compiler.
+
+    An op then runs as a torch.autograd.Function: a torch.library op, which compilers need, costs
+    0.1 ms of host time each way.
+    """
+    ordinary = type(x) is Tensor or type(x) is nn.Parameter
+    return ordinary and x.is_cpu and not torch.compiler.is_compiling()
+
+
+def with_derivative(
+    op: Any, function: Callable[..., Any], setup_context: Any, backward: Any
+) -> Callable[..., Any]:
+    """`function` with its derivative: an autograd.Function in eager mode on a CPU, else `op`.
+
+    `op` is the torch.library op of `function`; both get `setup_context` and `backward`.
+    """
+    op.register_autograd(backward, setup_context=setup_context)
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = function(*inputs)
+            setup_context(ctx, inputs, output)  # as a method of its own it would cost 20 us a call
+            return output
+
+    Eager.backward = staticmethod(backward)  # type: ignore[method-assign]
+    apply: Any = Eager.apply
+
+    def call(x: Tensor, *others: Any) -> Any:
+        return apply(x, *others) if runs_eagerly(x) else op(x, *others)
+
+    return call
