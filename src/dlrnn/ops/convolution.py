@@ -50,7 +50,9 @@ def convolution(
     """
     left = right.new_empty(right.shape[0], 0) if left is None else left
     check_kernels(u, right, left)
-    if right.shape[-1] > DIRECT and u.is_cpu and runs_eagerly(u):
+    if skip is not None and skip.shape != right.shape[:1]:
+        require_shape("skip", skip, (right.shape[0],))
+    if runs_eagerly(u) and right.shape[-1] > DIRECT:
         eager: Tensor = _EagerConvolution.apply(u, right, left, skip)  # type: ignore[no-untyped-call]
         return eager
     right = with_skip(right, skip)

@@ -1,13 +1,39 @@
-"""The oracle: the paper's equations as loops over float64 numbers. Slow, obvious, never used.
+"""The slow definitions that every fast op is tested against.
 
-Every function takes the same arguments as the fast one of the same name and is differentiable by
-plain autograd, so that a test can compare values and gradients. Letters as in the paper:
-`log_lambda` [N, 2] ([H, N, 2] where each channel has its own) and `W` [H, N, 2] are pairs (re, im);
-K is the kernel, u the input, x the state.
+`dlr_listing` is the whole layer but for its output stage, as the paper lists it. The other
+functions are the paper's equations as loops over float64 numbers. Each takes the same arguments as
+the fast op of its name and is differentiable by plain autograd, so that a test can compare values
+and gradients. Letters as in the paper: `log_lambda` [N, 2] ([H, N, 2] where each channel has its
+own) and `W` [H, N, 2] are pairs (re, im); K is the kernel, u the input, x the state.
 """
 
 import torch
 from torch import Tensor
+
+
+def dlr_listing(  # noqa: PLR0917
+    u: Tensor,
+    log_lambda_re: Tensor,
+    log_lambda_im: Tensor,
+    W: Tensor,
+    D: Tensor,
+    bidirectional: bool = False,
+) -> Tensor:
+    """`y = conv(K, u) + D u` in the paper's twenty lines; u, y [B, L, H].
+
+    They make the whole matrix P and leave the gradients to autograd. A bidirectional layer has 2 H
+    rows in W; the second half reads from right to left.
+    """
+    H, L = u.shape[2], u.shape[1]
+    log_lambda = -(log_lambda_re**2) + 1j * log_lambda_im  # [N]
+    P = (log_lambda[:, None] * torch.arange(L, device=u.device)).exp()  # [N, L]
+    K = ((W[..., 0] + 1j * W[..., 1]) @ P).real  # [H, L], or [2 H, L]
+    if bidirectional:
+        K = torch.cat((K[:H], K[H:].flip(-1)), dim=-1)  # [H, 2 L]
+    K_f = torch.fft.rfft(K, n=2 * L)
+    u_f = torch.fft.rfft(u.transpose(1, 2), n=2 * L)
+    y = torch.fft.irfft(K_f * u_f, n=2 * L)[..., :L]  # [B, H, L]
+    return y.transpose(1, 2) + D * u
 
 
 def _complex(pairs: Tensor) -> Tensor:

@@ -54,8 +54,9 @@ def vandermonde(
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W if W.dim() == 3 else W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
-    if log_lambda.shape[0] * length <= SMALL and runs_eagerly(W):
-        kernel: Tensor = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
+    kernel: Tensor
+    if runs_eagerly(W) and log_lambda.shape[0] * length <= SMALL:
+        kernel = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
     else:
         kernel = differentiable_product(flat, log_lambda.double(), length)
     return kernel if W.dim() == 3 else kernel.reshape(*W.shape[:-2], length)

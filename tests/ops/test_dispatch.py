@@ -1,0 +1,85 @@
+"""Which implementation of an op runs, and what a requested backend means."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import DEVICE, random_modes, run_python
+
+from dlrnn import DLR, ops
+from dlrnn.bench import doctor
+from dlrnn.ops import dispatch
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A tensor on a GPU, as far as the dispatcher looks at it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pytest.importorskip("triton")
+    return SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda:0")
+
+
+@pytest.mark.parametrize("op", dispatch.OPS)
+def test_a_requested_backend_that_cannot_take_the_tensors_raises_for_every_op(op, gpu):
+    with ops.use_backend("fused"), pytest.raises(ValueError, match=f"'fused'.*{op} .*bfloat16"):
+        dispatch.uses_fused(op, gpu, lambda: False)
+
+
+@pytest.mark.parametrize("op", dispatch.OPS)
+def test_without_a_request_an_op_runs_what_it_can(op, gpu):
+    assert not dispatch.uses_fused(op, gpu, lambda: False)
+    assert dispatch.uses_fused(op, gpu, lambda: True) == (op in dispatch.FUSED)
+    with ops.use_backend("torch"):
+        assert not dispatch.uses_fused(op, gpu, lambda: True)
+
+
+def test_fused_kernels_cannot_be_requested_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="'fused'.*no CUDA device"), ops.use_backend("fused"):
+        pass
+
+
+def test_an_unknown_backend_is_refused_and_leaves_no_request():
+    with pytest.raises(ValueError, match="'cuneiform'.*fused or torch"):  # noqa: SIM117
+        with ops.use_backend("cuneiform"):
+            pass
+    ops.vandermonde(*random_modes(2, 3), 8)
+
+
+@pytest.mark.parametrize("backend", ["cuneiform", "fused"])
+def test_the_environment_variable_is_a_request(backend):
+    """For the whole layer, and for ops that have a short way of their own."""
+    calls = {
+        "layer": "dlrnn.DLR(2, 4)(torch.ones(1, 8, 2))",
+        "step": "dlrnn.DLR(2, 4).step(torch.ones(1, 2))",
+        "norm": "dlrnn.ops.layer_norm(torch.ones(2, 2), torch.ones(2), torch.ones(2))",
+        "linear": "dlrnn.ops.linear(torch.ones(2, 2), torch.ones(2, 2))",
+        "short": "dlrnn.ops.convolution(torch.ones(1, 8, 2), torch.ones(2, 3))",
+    }
+    code = f"import os; os.environ['DLRNN_BACKEND'] = {backend!r}\nimport torch, dlrnn\n"
+    for name, call in calls.items():
+        code += f"try: {call}; print('{name} ran')\nexcept ValueError as e: print('{name}', e)\n"
+    lines = run_python(code).splitlines()
+    assert len(lines) == len(calls)
+    for name, line in zip(calls, lines, strict=True):
+        assert line.startswith(f"{name} backend '{backend}' was requested"), line
+
+
+def test_what_ran_is_recorded_with_its_reason():
+    with dispatch.recorded() as choices:
+        DLR(16, 4).to(DEVICE)(torch.randn(1, 256, 16, device=DEVICE))
+    found = {choice.op: choice for choice in choices}
+    assert {"vandermonde", "convolution"} <= found.keys() | {"mix"}
+    if DEVICE.type == "cpu":
+        assert {choice.backend for choice in choices} == {"torch"}
+        assert all("not on a GPU" in choice.reason for choice in choices)
+
+
+def test_doctor_reports_what_its_cases_ran():
+    rows = doctor.examine(str(DEVICE))
+    assert {row["op"] for row in rows} == set(dispatch.OPS)
+    for row in rows:
+        assert row["ok"], row
+        assert row["why"]
+        if DEVICE.type == "cpu":
+            assert row["backend"] == "torch"
