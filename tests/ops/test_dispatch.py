@@ -12,7 +12,7 @@ from dlrnn.ops import dispatch
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, unchecked):
     """A tensor on a GPU, as far as the dispatcher looks at it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     pytest.importorskip("triton")
@@ -35,12 +35,12 @@ def test_without_a_request_an_op_runs_what_it_can(op, gpu):
 
 def test_fused_kernels_cannot_be_requested_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="'fused'.*no CUDA device"), ops.use_backend("fused"):
+    with pytest.raises(ValueError, match=r"'fused'.*no CUDA device"), ops.use_backend("fused"):
         pass
 
 
 def test_an_unknown_backend_is_refused_and_leaves_no_request():
-    with pytest.raises(ValueError, match="'cuneiform'.*fused or torch"):  # noqa: SIM117
+    with pytest.raises(ValueError, match=r"'cuneiform'.*fused or torch"):  # noqa: SIM117
         with ops.use_backend("cuneiform"):
             pass
     ops.vandermonde(*random_modes(2, 3), 8)
