@@ -17,8 +17,8 @@ from dlrnn.models.config import MOST_LAYERS, Norm
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
 from dlrnn.nn.dlr import DLR
-from dlrnn.nn.ends import SumNorm
 from dlrnn.nn.experts import Experts, Router
+from dlrnn.nn.layers import SumNorm
 from dlrnn.ops.checks import require, require_count, require_shape
 
 LanguageMixer = Literal["dlr", "attention"]

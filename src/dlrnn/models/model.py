@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrnn.models.config import ModelConfig, Norm, Pooling, inherited_arguments, own_arguments
-from dlrnn.nn.ends import SumNorm, ThinLinear
+from dlrnn.nn.layers import SumNorm, ThinLinear
 from dlrnn.nn.mixer import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
 

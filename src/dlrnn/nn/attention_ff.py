@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from dlrnn.nn.attention import Attention, AttentionOptions
-from dlrnn.nn.ends import SumNorm
+from dlrnn.nn.layers import SumNorm
 from dlrnn.ops.checks import require_count
 
 

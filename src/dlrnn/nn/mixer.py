@@ -6,6 +6,7 @@ the same answer. `nn/dlr.py` is the mixer to read first.
 
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, cast, get_args
 
@@ -342,15 +343,15 @@ class KernelMixer(Mixer[KernelState]):
         one_op = (u.is_cuda or drops) and is_unmodified(self.out, nn.Linear)
         if not (one_op and is_unmodified(self.dropout, nn.Dropout, nn.Identity)):
             return self._output(ops.convolution(u, right, left, self.D))
-        out, dropout, right = cast("nn.Linear", self.out), 0.0, ops.with_skip(right, self.D)
-        weight = out.weight
+        out, right = cast("nn.Linear", self.out), ops.with_skip(right, self.D)
+        weight, between = out.weight, None
         if drops:
             # Activations map 0 to 0, so dropout may come before them, which leaves activation and
             # linear map one op. What dropout keeps is scaled behind the activation: in `weight`.
-            dropout = cast("nn.Dropout", self.dropout).p
-            kept = 1 - dropout
+            p = cast("nn.Dropout", self.dropout).p
+            kept, between = 1 - p, partial(F.dropout, p=p)
             right, left, weight = kept * right, None if left is None else kept * left, weight / kept
-        how: Any = {"activation": self.activation, "glu": self.glu, "dropout": dropout}
+        how: Any = {"activation": self.activation, "glu": self.glu, "between": between}
         return ops.mix(u, right, left, weight, out.bias, **how)
 
     def _output(self, y: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from dlrnn.ops.dispatch import use_backend
 from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
-from dlrnn.ops.pairs import conjugate, pair_product, powers
-from dlrnn.ops.products import prod_modes
+from dlrnn.ops.pairs import conjugate, pair_product, powers, prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step
 from dlrnn.ops.rotary import rotate
 from dlrnn.ops.thin_linear import linear

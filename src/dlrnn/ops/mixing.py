@@ -11,6 +11,7 @@ There are two ops, so that autograd frees the convolution's result before the co
 backward, which needs the memory: `convolve`, in channel-major layout if it can, and its epilogue.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -43,12 +44,12 @@ def mix(
     *,
     activation: str = "gelu",
     glu: bool = False,
-    dropout: float = 0.0,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "B L P"]:
     """Convolve u as `convolution` does, then activation, linear map and, if asked for, a GLU.
 
-    `activation` is a function of torch.nn.functional, or "identity"; `dropout` is the probability
-    with which it drops numbers of the convolution's result, before the activation.
+    `activation` is a function of torch.nn.functional, or "identity". `between` is applied to the
+    convolution's result before the activation; it must work on each number by itself (dropout).
     """
     left = right.new_empty(right.shape[0], 0) if left is None else left
     fits = (
@@ -66,11 +67,11 @@ def mix(
     if fits and bias is not None:
         check_kernels(u, right, left)
         y, rows_u = convolve(u, right, left, True, prefers_fused())
-        y = F.dropout(y, dropout) if dropout else y
+        y = y if between is None else between(y)
         out: Tensor = _epilogue(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
         y = convolution(u, right, left)
-        y = F.dropout(y, dropout) if dropout else y
+        y = y if between is None else between(y)
         out = F.linear(_activated(y, activation), weight, bias)
     return F.glu(out, dim=-1) if glu else out
 

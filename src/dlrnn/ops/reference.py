@@ -33,7 +33,8 @@ def dlr_listing(  # noqa: PLR0917
     K_f = torch.fft.rfft(K, n=2 * L)
     u_f = torch.fft.rfft(u.transpose(1, 2), n=2 * L)
     y = torch.fft.irfft(K_f * u_f, n=2 * L)[..., :L]  # [B, H, L]
-    return y.transpose(1, 2) + D * u
+    out: Tensor = y.transpose(1, 2) + D * u
+    return out
 
 
 def _complex(pairs: Tensor) -> Tensor:
