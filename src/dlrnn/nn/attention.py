@@ -1,4 +1,4 @@
-"""Attention in the place of the convolution: the paper's first baseline."""
+"""Softmax attention instead of the convolution: the paper's first baseline."""
 
 from typing import Any, NamedTuple, TypedDict
 
@@ -30,9 +30,9 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class KeyValueState(NamedTuple):
-    """What was read: rotated keys and values, in the layer's dtype, the newest last.
+    """Rotated keys and values of the positions read, the newest last, in the layer's dtype.
 
-    `seen` positions of a sequence were read; entries before its first position are zeros.
+    `seen` is the number of positions read of each sequence; entries before its first are zeros.
     """
 
     keys: Float[Tensor, "B S H"]
@@ -44,15 +44,15 @@ class Attention(Mixer[KeyValueState]):
     """`y = out(u + dropout(GELU(attn(u))))`, softmax attention with rotary positions.
 
     `attn(u)_t = merge(sum_s softmax_s(temperature <R_t q_t, R_s k_s>) v_s)` in each head, over
-    s <= t (every s when bidirectional); R turns by the position, the temperature is learned.
+    s <= t (every s when bidirectional); R rotates by the position, the temperature is learned.
     PyTorch's fused kernels have no second derivative: ask for one in `torch.nn.attention`'s
     `sdpa_kernel(SDPBackend.MATH)`.
 
         layer = Attention(d_model=64, heads=4)
         y, state = layer(x, return_state=True)        # read a prefix [B, L, 64] ...
-        y_t, state = layer.step(x_t, state)           # ... and go on; keys and values are kept,
+        y_t, state = layer.step(x_t, state)           # ... and go on
 
-    and the time of a step is linear in how many they are.
+    The state keeps all keys and values, and the time of a step is linear in their number.
 
     Args:
         d_model: channels, H; a multiple of 2 * heads.
@@ -91,7 +91,7 @@ class Attention(Mixer[KeyValueState]):
         self._reset_temperature()
 
     def reset_parameters(self) -> None:
-        """The temperature `1 / sqrt(channels of a head)`, and PyTorch's initialisation of maps."""
+        """Temperature `1 / sqrt(channels of a head)`; PyTorch's initialisation of linear maps."""
         self._reset_temperature()
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
@@ -127,7 +127,7 @@ class Attention(Mixer[KeyValueState]):
         return q.flatten(2), k.flatten(2), v.flatten(2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        """Whole sequences. A padded end comes last, so that only a look ahead must leave it out."""
+        """Whole sequences. The padding comes last, so only bidirectional layers must mask it."""
         if not self.bidirectional:
             return attention(q, k, v, self.heads, causal=True)
         if lengths is None:
@@ -164,7 +164,7 @@ class Attention(Mixer[KeyValueState]):
     def _read(
         self, u: Tensor, state: KeyValueState, lengths: Tensor | None
     ) -> tuple[Tensor, KeyValueState]:
-        """A chunk after `state`: it sees what was kept, and itself."""
+        """A chunk after `state`: it attends to the kept entries and to itself."""
         length, before = u.shape[1], state.keys.shape[1]
         now = state.seen[:, None] + torch.arange(length, device=u.device)  # [B, L], positions
         q, k, v = self._queries_keys_values(u, now)
@@ -182,11 +182,11 @@ class Attention(Mixer[KeyValueState]):
         return y, KeyValueState(self._kept(keys), self._kept(values), seen)
 
     def _sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a position sees another one; there is none before 0."""
+        """Whether a position attends to another one; positions begin at 0."""
         return (key >= 0) & (key <= query)
 
     def _kept(self, entries: Tensor) -> Tensor:
-        """What of [B, S, H] a later position can see."""
+        """The entries of [B, S, H] that a later position can attend to."""
         return entries
 
     def _kept_length(self) -> int:
@@ -194,7 +194,7 @@ class Attention(Mixer[KeyValueState]):
         return 0
 
     def _kept_channels(self) -> int:
-        """Of a key, all heads together."""
+        """Channels of a key, all heads together."""
         return self.d_model
 
     # ------------------------------------------------------------------------------ checks
@@ -225,7 +225,7 @@ def attention(
     visible: Tensor | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "B L H"]:
-    """`softmax(q k^T) v` in every head; `visible` [B, L, S] (or broadcast) says what sees what."""
+    """`softmax(q k^T) v` in every head; `visible` [B, L, S] (or broadcast) is the mask."""
     d_head = q.shape[-1] // heads
     q, k, v = (t.unflatten(-1, (heads, d_head)).transpose(1, 2) for t in (q, k, v))
     mask = None if visible is None else visible[:, None]

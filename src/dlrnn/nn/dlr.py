@@ -92,7 +92,7 @@ class DLR(KernelMixer):
 
     def reset_parameters(self) -> None:
         """The paper's initialisation: phases evenly around the circle, decays log-uniform."""
-        if self.W.is_meta:  # nothing to fill, for which PyTorch would load its compiler
+        if self.W.is_meta:  # there is nothing to fill, and PyTorch would load its compiler for it
             return
         with torch.no_grad():
             r = torch.empty_like(self.log_lambda_re)
@@ -120,9 +120,9 @@ class DLR(KernelMixer):
         `state` is that of the positions before x. `lengths` are the true lengths of a padded batch:
         positions beyond them are ignored, and the output there is 0.
         """
-        if state is not None or return_state:  # a chunk: the recurrence carries the state on
+        if state is not None or return_state:  # chunks carry a state
             return super().forward(x, state, return_state=return_state, lengths=lengths)
-        u, _, padding = self._checked(x, lengths)  # zeros instead of the padding
+        u, _, padding = self._checked(x, lengths)  # the padding is set to zero
         K = self.kernel(u.shape[1])  # [H, L]; [2 H, L] if bidirectional
         right, left = (K[: self.d_model], K[self.d_model :]) if self.bidirectional else (K, None)
         y = self._mixed(u, right, left)  # conv(K, u) + D u, activation, linear map of the channels

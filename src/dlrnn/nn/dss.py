@@ -16,15 +16,15 @@ class DSS(StateSpace):
         K_hk = Re(sum_n W_hn (exp(Delta_h Lambda_n) - 1) / Lambda_n exp(Delta_h Lambda_n k))
 
     with `Delta = exp(log_dt)`; then `conv(K, u) + D u`, activation, dropout and a linear map.
-    A DLR whose lambda the channels traverse at their own speed; it streams in the same way.
+    Each channel uses its own powers of one set of lambda; it streams as a DLR does.
 
     Args:
         d_model: channels, H.
         d_state: states, N.
         dt_min: with dt_max, bounds of Delta at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
-        frequency_step: `Im Lambda_n = frequency_step n` at initialisation. The authors' program has
-            pi, the paper's text 2 pi.
+        frequency_step: `Im Lambda_n = frequency_step n` at initialisation. It is pi in the authors'
+            program and 2 pi in the paper's text.
         options: bidirectional, kernel_length, glu, activation, dropout and project, as in
             `KernelMixer`.
     """

@@ -14,40 +14,40 @@ from dlrnn.ops.checks import may_read, require, require_count, require_probabili
 Router = Literal["top", "threshold"]
 
 THRESHOLD_RATE = 0.01
-"""A forward in training moves the log of a "threshold" router's threshold by so much at most."""
+"""The most by which a training forward changes the log of a "threshold" router's threshold."""
 
 THRESHOLD_MEMORY = 0.98
-"""Of its thresholds, what a "top" router keeps in a forward in training."""
+"""The decay of a "top" router's moving average of thresholds, in a training forward."""
 
 DENSE_TOKENS = 512
-"""Tokens that every expert sees at once where all of them are computed: bounds the memory."""
+"""Tokens of a block where every expert is computed for every token: this bounds the memory."""
 
 
 class Experts(Mixer[tuple[()]]):
-    """`y_t = sum_e p_te FF_e(x_t)` over the experts e that serve token t; none, one or several.
+    """`y_t = sum_e p_te FF_e(x_t)` over the experts e that serve token t: none, one or several.
 
     `FF_e(x) = down_e GELU(up_e x)` without biases, `p_t = softmax(scores x_t)` over the experts.
     With one expert, p = 1 and every token is served: a plain feed-forward layer.
 
-    Which tokens expert e of N serves is said by the router:
+    The router decides which tokens expert e of N serves:
 
-    - "top", the paper's: of a sequence of n tokens the ceil(n / N) with the largest p_te, in
-      evaluation ceil(2 n / N); of equal ones the earlier. It ranks whole sequences, hence it *looks
-      ahead*: whether a token is served depends on later ones. It cannot stream.
-    - "threshold", causal: those with `log p_te > threshold_e`. Thresholds are learned in training,
-      by a stochastic gradient step on the pinball loss, whose minimum is the threshold that a
-      share of 1 / N of the tokens passes: `threshold_e += rate min(N share_e - 1, 1)`, after it was
-      used. They are a buffer: no optimizer touches them.
+    - "top", the paper's: the ceil(n / N) tokens with the largest p_te of a sequence of n tokens; in
+      evaluation ceil(2 n / N). Of equal ones the earlier is taken. It ranks whole sequences, so it
+      *looks ahead*: whether a token is served depends on later tokens. It cannot stream.
+    - "threshold", causal: the tokens with `log p_te > threshold_e`. Training learns the thresholds
+      with a stochastic gradient step on the pinball loss, whose minimum is the threshold that a
+      share of 1 / N of the tokens passes: after each forward pass,
+      `threshold_e += rate min(N share_e - 1, 1)`. They are a buffer: no optimizer changes them.
 
     A "top" layer learns thresholds too, without using them: moving averages of the `log p` of the
     first token that an expert would not serve in evaluation. So its parameters, loaded into a
     "threshold" layer, serve about as many tokens, causally.
 
-    Work: "top", and "threshold" in training, gather the tokens of each expert into one product of
-    matrices for all experts. There an expert of a "threshold" layer has ceil(2 n / N) places, and
-    those who come first take them (causal still). In evaluation it has no limit, so that whole =
-    chunks = steps, and every expert is computed for every token: N times the work. What lies beyond
-    a sequence's length takes no expert's place.
+    Cost: "top", and "threshold" in training, gather the tokens of each expert into one matrix
+    product for all experts. In training an expert of a "threshold" layer has ceil(2 n / N) places,
+    which the first tokens take (this is still causal). In evaluation it has no limit, so that
+    whole = chunks = steps, and every expert is computed for every token: N times the work.
+    Positions beyond a sequence's length take no place.
 
     Args:
         d_model: channels, H.
@@ -90,7 +90,7 @@ class Experts(Mixer[tuple[()]]):
         self._reset_experts()
 
     def reset_parameters(self) -> None:
-        """Every matrix as PyTorch starts a linear map, `U(-1, 1) / sqrt(inputs)`."""
+        """PyTorch's initialisation of linear maps for every matrix, `U(-1, 1) / sqrt(inputs)`."""
         if self.scores is not None:
             self.scores.reset_parameters()
         self._reset_experts()
@@ -104,7 +104,7 @@ class Experts(Mixer[tuple[()]]):
 
     @property
     def sees_padding(self) -> bool:
-        """Also with a causal router: it counts tokens."""
+        """Whether padding can change the answer: a causal router counts tokens, too."""
         return self.experts > 1
 
     def extra_repr(self) -> str:
@@ -160,7 +160,7 @@ class Experts(Mixer[tuple[()]]):
         rank: Float[Tensor, "B L N"],
         lengths: Tensor | None,
     ) -> Tensor:
-        """Every expert on its tokens of the highest rank, of equal ones the earlier."""
+        """Applies every expert to its tokens of the highest rank; of equal ones to the earlier."""
         batch, length, _ = u.shape
         places = self._capacity(length)
         sorted_rank, order = rank.sort(dim=1, descending=True, stable=True)  # [B, L, N]
@@ -180,7 +180,7 @@ class Experts(Mixer[tuple[()]]):
         return y.view(batch, length, self.d_model)
 
     def _dense(self, u: Float[Tensor, "B L H"], gates: Float[Tensor, "B L N"]) -> Tensor:
-        """Every expert on every token; on a CPU those alone that serve one of them."""
+        """Applies every expert to every token; on a CPU, only experts that serve one of them."""
         pieces = u.flatten(0, 1).split(DENSE_TOKENS), gates.flatten(0, 1).split(DENSE_TOKENS)
         may_look = may_read(u)
         outputs = []
@@ -194,7 +194,7 @@ class Experts(Mixer[tuple[()]]):
     def _feed_forward(
         self, tokens: Float[Tensor, "N T H"], at_work: Tensor | None = None
     ) -> Float[Tensor, "N T H"]:
-        """Each expert on its tokens; `at_work` are their numbers, all by default."""
+        """Applies each expert to its tokens; `at_work` numbers the experts, by default all."""
         some = at_work is not None and len(at_work) < self.experts
         up, down = (w[at_work] if some else w for w in (self.up, self.down))
         return torch.bmm(self.dropout(F.gelu(torch.bmm(tokens, up))), down)
@@ -219,7 +219,7 @@ class Experts(Mixer[tuple[()]]):
     # ------------------------------------------------------------------------------ streaming
 
     def _initial_state(self, batch_size: int) -> tuple[()]:
-        """Nothing: every token for itself, in a batch of any size."""
+        """An empty state: every token is computed by itself."""
         del batch_size
         return ()
 
@@ -242,8 +242,8 @@ class Experts(Mixer[tuple[()]]):
 
 
 def _is_run_again() -> bool:
-    """Inside a backward pass, where gradient checkpointing runs a forward for the second time.
+    """Whether this is a backward pass, in which gradient checkpointing repeats a forward pass.
 
-    A compiler cannot ask: compiled experts under checkpointing learn twice.
+    A compiler cannot ask: compiled experts under checkpointing update their thresholds twice.
     """
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -19,7 +19,7 @@ _KEYS = ("log_lambda_re", "log_lambda_im", "W", "D", "out.weight", "out.bias")
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write the parameters of any model; the file is whole or not there.
+    """Writes the parameters of any model; after a crash the file is complete or absent.
 
     Tensors that are shared (tied weights) are written under each of their names.
     """
@@ -30,7 +30,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
 
 
 def model_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> bytes:
-    """What `save_model` writes: with a SHA-256 of all of it, and with this metadata."""
+    """The bytes that `save_model` writes: with a SHA-256 of the whole file and this metadata."""
     kind = type(model).__name__
     require(isinstance(model, nn.Module), f"save_model takes a model, not a {kind}")
     modules = model.named_modules(remove_duplicate=False)  # a shared layer has two names
@@ -47,7 +47,7 @@ def model_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> 
 
 
 def outline(make: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """The names and shapes of a model's tensors: it is made on the meta device, without memory."""
+    """The names and shapes of a model's tensors. It is made on the meta device, without memory."""
     with torch.device("meta"):
         return make().state_dict()
 
@@ -55,7 +55,7 @@ def outline(make: Callable[[], nn.Module]) -> dict[str, Tensor]:
 def misfit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """The first name or shape that differs between a model's outline and tensors; "" if none does.
 
-    A file is as large as its tensors, whatever sizes its configuration tells.
+    Compare before a model is made: its configuration may state sizes that its file does not have.
     """
     for name in sorted(own.keys() | tensors.keys()):
         expected, given = (list(t[name].shape) if name in t else None for t in (own, tensors))
@@ -69,8 +69,8 @@ def load_layers(
 ) -> dict[str, DLR]:
     """Every DLR layer in a safetensors file, by its name in the model ("" for a lone layer).
 
-    What the header does not say is read off the shapes; `cast` and `kernel_length` leave no trace
-    there and can be given.
+    Options that the header lacks are derived from the shapes. The shapes do not show `cast` and
+    `kernel_length`, which can be given.
     """
     tensors, header = _read(Path(path))
     given = {"cast": cast, "kernel_length": kernel_length}

@@ -13,8 +13,8 @@ from dlrnn.ops.checks import require_count
 class LocalAttention(Attention):
     """`Attention` that sees its own chunk and the one before (and after, when bidirectional).
 
-    Position t is in chunk `t // chunk`; the length need not be a multiple. A state holds the last
-    two chunks, whatever was read.
+    Position t is in chunk `t // chunk`; the length need not be a multiple of the chunk. A state
+    holds the last two chunks.
 
     Args:
         d_model: channels, H; a multiple of 2 * heads.
@@ -58,7 +58,8 @@ class LocalAttention(Attention):
     def _past(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Windows of two chunks, of which the second counts, and both of the first window.
 
-        The others are made in vain; a mask instead would shut out the fastest kernels.
+        The outputs of the first chunk of a window are discarded: with a mask instead, PyTorch's
+        fastest kernels would not run.
         """
         batch, count = q.shape[0], q.shape[1] // self.chunk - 1
         q, k, v = (_windows(t, self.chunk, 2) for t in (q, k, v))
@@ -66,9 +67,9 @@ class LocalAttention(Attention):
         return torch.cat((y[:, 0, : self.chunk], y[:, :, self.chunk :].flatten(1, 2)), dim=1)
 
     def _both_sides(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Windows of three chunks, and those at the ends, which are shorter, each by itself."""
+        """Windows of three chunks; the shorter windows at both ends are computed one by one."""
         length, chunk = q.shape[1], self.chunk
-        last = max(length // chunk - 1, 1) * chunk  # here windows of three end
+        last = max(length // chunk - 1, 1) * chunk  # start of the last chunk that has three chunks
 
         def of(start: int) -> Tensor:
             seen = slice(max(start - chunk, 0), start + 2 * chunk)
@@ -83,12 +84,14 @@ class LocalAttention(Attention):
         return torch.cat(ends, dim=1)
 
     def _both_sides_padded(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        """Every chunk between its neighbours; what is beyond either end is not seen."""
+        """Every chunk with its neighbours; positions beyond either end are masked."""
         chunk = self.chunk
         known = torch.arange(q.shape[1], device=q.device) < lengths[:, None]  # [B, L]
         known = F.pad(known, (chunk, chunk))
         visible = known.unfold(1, 3 * chunk, chunk).flatten(0, 1)[:, None]  # [B n, 1, 3 chunk]
-        visible = visible | ~visible.any(dim=-1, keepdim=True)  # nothing to see: its y is not used
+        visible = visible | ~visible.any(
+            dim=-1, keepdim=True
+        )  # a row without any key would be NaN; its output is not used
         keys, values = (_windows(F.pad(t, (0, 0, chunk, chunk)), chunk, 3) for t in (k, v))
         queries = q.reshape(-1, chunk, q.shape[2])
         y = attention(queries, keys, values, self.heads, visible=visible)

@@ -1,4 +1,4 @@
-"""Optimizer groups by what a parameter does."""
+"""Optimizer groups by the role of a parameter."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -15,7 +15,7 @@ def param_groups(
     """Groups for any optimizer: kernel parameters without weight decay, at their own rate.
 
     A module names its kernel parameters in `kernel_parameters` (DLR: lambda and W). All others get
-    the weight decay, as in the paper. Frozen parameters are left out, shared ones come once.
+    the weight decay, as in the paper. Frozen parameters are left out; shared ones appear once.
 
         torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.05, kernel_lr=1e-4))
     """

@@ -13,7 +13,7 @@ from dlrnn.ops.checks import require, require_count, require_dtype, require_step
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
 
-FEW = 16  # up to this many positions a chunk is read in steps, of O(N) each
+FEW = 16  # chunks of up to this many positions are read step by step, in O(N) each
 
 
 class S4(KernelMixer):
@@ -113,7 +113,7 @@ class S4(KernelMixer):
         return self._state(self.C.new_zeros(batch_size, *self.C.shape))
 
     def _state(self, x: Tensor) -> RecurrentState:
-        """Beside x a state has room for the last inputs; here there are none."""
+        """A state with x and no past inputs, which only a restricted kernel needs."""
         past = x.new_zeros(x.shape[0], 0, self.d_model)
         return RecurrentState(x, past, x.new_zeros(1, dtype=torch.int64))
 

@@ -16,7 +16,7 @@ class S4D(StateSpace):
         K_hk = 2 Re(sum_n W_hn (exp(Delta_h Lambda_hn) - 1) / Lambda_hn exp(Delta_h Lambda_hn k))
 
     with `Lambda = -exp(log_decay) + i frequency` and `Delta = exp(log_dt)`: zero-order hold, input
-    weights of 1 (what they could learn, W can); then `conv(K, u) + D u`, activation, dropout and a
+    weights of 1 (W can learn what they could); then `conv(K, u) + D u`, activation, dropout and a
     linear map. At initialisation `Lambda_n = -1/2 + i N/pi (N / (2 n + 1) - 1)`.
 
     Args:

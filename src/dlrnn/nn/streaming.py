@@ -1,6 +1,6 @@
-"""Reading a sequence in chunks or step by step: the same answer as reading it whole.
+"""Reading a sequence in chunks or step by step, with the same answer as reading it whole.
 
-Two ways to remember what was read:
+There are two kinds of states:
 - `RecurrentState`: N complex numbers a channel, which `lambda` carries on. With a restricted
   kernel also the last inputs, so that what leaves the window can be taken out of the state again.
 - `OnlineState` (from ops): the inputs themselves, for kernels that have no small state.
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dlrnn import ops
 
-SHORT = 16  # a chunk so many times shorter than what must be read again with it is read in steps
+SHORT = 16
+"""A chunk is read step by step if the inputs to convolve again are so many times longer."""
 
 
 class Modes(NamedTuple):
@@ -42,7 +43,7 @@ class RecurrentState(NamedTuple):
 
 
 def initial_state(modes: Modes, batch: int, window: int | None) -> RecurrentState:
-    """All zeros: nothing was read."""
+    """The state before the first position: all zeros."""
     W = modes.W
     channels, states, _ = W.shape
     return RecurrentState(
@@ -86,7 +87,7 @@ def _read_chunk_windowed(
     lengths: Tensor | None,
     window: int,
 ) -> tuple[Tensor, RecurrentState]:
-    """The last inputs and the chunk are convolved together; what is in the window is the state."""
+    """Convolves the last inputs together with the chunk; the inputs in the window are the state."""
     if state is not None and lengths is None and SHORT * u.shape[1] < window:
         outputs = []
         for u_t in u.unbind(1):
@@ -112,9 +113,9 @@ def _in_order(state: RecurrentState) -> Tensor:
 
 
 def attached(state: RecurrentState, modes: Modes) -> RecurrentState:
-    """A windowed state made without gradients gets its x again, from the inputs in the window.
+    """Computes the x of a windowed state again, from its inputs, so that it has gradients.
 
-    A chunk reads those inputs anyway: so that steps have the same gradients.
+    Steps then have the same gradients as chunks, which read these inputs anyway.
     """
     x = ops.advance(_in_order(state).double(), modes.log_lambda)
     return RecurrentState(x, state.past, state.oldest)
@@ -128,10 +129,10 @@ def read_chunk_online(
     lengths: Int[Tensor, " B"] | None,
     window: int | None,
 ) -> tuple[Float[Tensor, "B L H"], ops.OnlineState]:
-    """The same for kernels that have no small state."""
+    """`read_chunk` for kernels that have no small state."""
     seen = 0 if state is None else state.seen()
     if state is not None and lengths is None and SHORT * u.shape[1] < seen:
-        outputs = []  # steps cost less than all that went before
+        outputs = []  # steps cost less than convolving all earlier inputs again
         for u_t in u.unbind(1):
             y, state = ops.online_step(u_t, state, kernel_of, window)
             outputs.append(y)

@@ -34,8 +34,8 @@ from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import long_convolution
 from dlrnn.ops.dispatch import prefers_fused, runs_eagerly, uses_fused
 
-# Up to this many kernel entries a direct sum is faster than the transforms (docs/performance.md).
 DIRECT = 4
+"""Kernel entries up to which a direct sum is faster than transforms (docs/performance.md)."""
 
 
 def convolution(

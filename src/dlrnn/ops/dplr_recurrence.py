@@ -56,7 +56,7 @@ def dplr_advance(
 def dplr_response(
     system: DPLR, state: Float[Tensor, "B H M 2"], length: int
 ) -> Float[Tensor, "B {length} H"]:
-    """What a state adds to the next outputs: `C Abar^(k+1) x` for k = 0 .. length-1."""
+    """The contribution of a state to the next outputs: `C Abar^(k+1) x` for k = 0 .. length-1."""
     step, blocks = transition(system), _blocks(length)
     outputs, _ = _orbit(readout(system)[0][:, None], step.mT, BLOCK)  # [H, BLOCK, N]
     _, far = _orbit(outputs[:, :1], step, BLOCK)

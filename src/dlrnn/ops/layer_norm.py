@@ -1,6 +1,6 @@
 """LayerNorm of a sum: `(x + added - mean) / sqrt(variance + eps) * weight + bias`.
 
-That composition is the meaning, and what runs wherever our own kernels do not take the tensors.
+This composition defines the op, and it runs wherever the fused kernels do not take the tensors.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def layer_norm(
     eps: float = 1e-5,
     added: Float[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*B H"]:
-    """Of x, or of `x + added`, over the last dimension."""
+    """LayerNorm of x, or of `x + added`, over the last dimension."""
     require(
         added is None or added.shape == x.shape,
         f"added must have the shape of x, {list(x.shape)}, not {[*getattr(added, 'shape', ())]}",
@@ -53,7 +53,7 @@ def _is_fused(*tensors: Tensor | None) -> bool:
 def _normed(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The norm, and the sum, which backward wants (nothing, if nothing is added)."""
+    """The norm, and the sum, which backward needs (empty if nothing is added)."""
     from dlrnn.ops.triton import layer_norm as kernels
 
     out, total = kernels.forward(x, added, weight, bias, eps)
@@ -85,7 +85,7 @@ def _(dout: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
 def _plain_backward(
     dout: Tensor, total: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The same in PyTorch, which can be differentiated again."""
+    """The same gradients in PyTorch, which can be differentiated again."""
     centred = total - total.mean(-1, keepdim=True)
     inverse = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     normed, d = centred * inverse, dout * weight

@@ -1,11 +1,11 @@
-"""Powers of matrices, `step^n`, any n: nothing but the argument is kept for backward.
+"""Powers of matrices, `step^n` for any n; only the argument is kept for backward.
 
 The derivative along `change` is `sum_j step^j change step^(n-1-j)`, formed by the binary digits of
 n like the power itself. It is also a block of `[[step, change], [0, step]]^n`, and so has a
 derivative of the same form: any order of differentiation needs these two ops only.
 
-A few rows times a power need no power: on a GPU, which has the room to keep the squares for
-backward, `times_power` has a third of the products.
+A few rows times a power need no power: `times_power` needs a third of the products, but keeps the
+squares for backward. It runs on GPUs, which have the memory.
 """
 
 from typing import Any

@@ -2,10 +2,10 @@
 
     out = linear(activation(convolution(u, right, left)))           (then GLU, if asked for)
 
-That composition is the meaning, and what runs wherever our own kernels do not take the tensors: on
-other devices, in other precisions, for other activations and widths. Fused, sequences of up to
-16384 positions stay in rows [B, H, L] (ops/cuda/convolution.py), the linear map reads and writes
-them in passing (ops/cuda/mixing.py), and the activation's value is never stored.
+This composition defines the op, and it runs wherever the fused kernels do not take the tensors: on
+other devices, in other precisions, for other activations and widths. The fused kernels keep
+sequences of up to 16384 positions in channel-major layout [B, H, L] (ops/cuda/convolution.py); the
+linear map converts the layout (ops/cuda/mixing.py), and the activation's value is never stored.
 
 There are two ops, so that autograd frees the convolution's result before the convolution's
 backward, which needs the memory: `convolve`, in channel-major layout if it can, and its epilogue.
@@ -155,7 +155,9 @@ def _setup_epilogue(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _epilogue_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     y, weight = ctx.saved_tensors
-    backward = _plain_backward if torch.is_grad_enabled() else _epilogue_backward  # for second ones
+    backward = (
+        _plain_backward if torch.is_grad_enabled() else _epilogue_backward
+    )  # for second derivatives
     return (*backward(dout, y, weight, ctx.activation, ctx.in_rows), None, None, None)
 
 

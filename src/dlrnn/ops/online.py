@@ -1,8 +1,8 @@
-"""Convolution one step at a time for kernels that have no small state: exact, quasi-linear.
+"""Convolution one step at a time for kernels that have no small state: exact, in quasi-linear time.
 
 After t inputs, the inputs are held in blocks whose sizes are the binary digits of t (13 = 8 + 4 +
-1). When a block of size p is completed, one transform adds up what it gives to the p outputs that
-come next, so that output t is `K_0 u_t` plus one number from each block. A block of size p is made
+1). When a block of size p is completed, one transform computes its contribution to the next p
+outputs, so that output t is `K_0 u_t` plus one number from each block. A block of size p is made
 every 2 p steps at a cost of p log p: L log^2 L for a whole generation instead of L^2.
 This is relaxed multiplication (van der Hoeven, 2002) with one factor known beforehand.
 
@@ -39,11 +39,11 @@ class OnlineState(NamedTuple):
     blocks: tuple[Block, ...]
 
     def seen(self) -> int:
-        """How many inputs are held."""
+        """The number of inputs that the state holds."""
         return sum(block.inputs.shape[1] for block in self.blocks)
 
     def history(self) -> Float[Tensor, "B t H"]:
-        """The inputs that can still matter, in order."""
+        """The inputs that later outputs depend on, in order."""
         return torch.cat([block.inputs for block in self.blocks], dim=1)
 
 
@@ -52,7 +52,7 @@ def online_start(
 ) -> OnlineState:
     """The state after `history` (which may be empty) has been read.
 
-    `window`: the kernel is zero from there on, and inputs that old are forgotten.
+    The kernel is zero from entry `window` on, and inputs that old are dropped.
     """
     _, seen, channels = history.shape
     if window is not None and seen > _largest(window):  # earlier inputs are out of reach

@@ -27,11 +27,11 @@ def step(
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H N 2"]]:
     """One step: `x' = lambda x + u` and `y = Re <W, x'>`.
 
-    With a restricted kernel, `leaving` is the input that is now `window` steps old; what is left
-    of it, `lambda^window leaving`, is taken out of the state.
+    With a restricted kernel, `leaving` is the input that is now `window` steps old; its remainder,
+    `lambda^window leaving`, is subtracted from the state.
 
-    Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would turn
-    the phase a little further with every step.
+    Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would add a
+    phase error with every step.
     """
     uses_fused("step", u)
     lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N] or [H, N]
@@ -71,7 +71,7 @@ def response(
     state: Float[Tensor, "B H N 2"],
     length: int,
 ) -> Float[Tensor, "B {length} H"]:
-    """What a state adds to the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
+    """A state's part in the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
     lam = powers(log_lambda, 1).to(state.dtype)
     weight = pair_product(W, pair_product(lam, state))
     product = vandermonde if log_lambda.dim() == 2 else channel_vandermonde

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of channels turn with the position."""
+"""Rotary position embedding: pairs of channels are rotated by the position."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BASE = 10000.0
 def rotate(
     x: Float[Tensor, "B L heads d"], positions: Int[Tensor, "#B L"]
 ) -> Float[Tensor, "B L heads d"]:
-    """Turn channels i and i + d/2 of a head by the angle `position * BASE^(-2 i / d)`.
+    """Rotates channels i and i + d/2 of a head by the angle `position * BASE^(-2 i / d)`.
 
     The product of two rotated vectors then depends on the difference of their positions alone.
     Angles are float64: in fp32 a position of a million would be off by 0.03.
@@ -30,7 +30,7 @@ def rotate(
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What it means: `(a cos - b sin, a sin + b cos)` of the two halves of a head."""
+    """The definition: `(a cos - b sin, a sin + b cos)` of the two halves a, b of a head."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, :, None], sin[:, :, None]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
@@ -49,7 +49,7 @@ def _is_fused(x: Tensor) -> bool:
 
 @torch.library.custom_op("dlrnn::rotate", mutates_args=())
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`turn`, in one pass."""
+    """`turn` by the fused kernel."""
     from dlrnn.ops.triton import rotary as kernels
 
     return kernels.turn(x, cos, sin)
@@ -67,7 +67,7 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> N
 
 
 def _gradient(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
-    """Turned back; angles have no gradient, positions being whole numbers."""
+    """The inverse rotation; angles have no gradient, because positions are whole numbers."""
     cos, sin = ctx.saved_tensors
     return _turned(dout, cos, -sin), None, None
 

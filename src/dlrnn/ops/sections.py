@@ -1,6 +1,6 @@
 """Sums of second-order sections at the frequencies of a real transform, and that transform.
 
-What S4's kernel (ops/dplr.py) is made of, in float64: custom ops that are each other's derivatives.
+S4's kernel (ops/dplr.py) consists of them, in float64. The custom ops are each other's derivatives.
 """
 
 import math
@@ -67,7 +67,7 @@ def _table(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, order: int) -> Tensor
 
 
 def _tiles(a: Tensor, length: int) -> Iterator[tuple[slice, slice]]:
-    """Pieces of channels and frequencies whose table fits: the cache of a CPU, or 256 MiB."""
+    """Pieces of channels and frequencies whose table fits a CPU's cache, or 256 MiB on a GPU."""
     channels, states = a.shape
     frequencies = length // 2 + 1
     numbers = 2**16 if a.device.type == "cpu" else 2**24
@@ -117,14 +117,14 @@ section_adjoint.register_autograd(_adjoint_backward, setup_context=_setup_sectio
 
 @torch.library.custom_op("dlrnn::to_kernel", mutates_args=())
 def to_kernel(spectrum: Tensor, length: int) -> Tensor:
-    """The inverse real transform of pairs, [..., F, 2] -> [..., L]."""
+    """The inverse real Fourier transform of pairs, [..., F, 2] -> [..., L]."""
     kernel: Tensor = torch.fft.irfft(torch.view_as_complex(spectrum.contiguous()), n=length)
     return kernel
 
 
 @torch.library.custom_op("dlrnn::to_kernel_adjoint", mutates_args=())
 def to_spectrum(kernel: Tensor) -> Tensor:
-    """Its adjoint: the transform over L, twice where a frequency stands for itself and another."""
+    """The adjoint of `to_kernel`: the transform over L, doubled where there is a conjugate."""
     length = kernel.shape[-1]
     spectrum = torch.fft.rfft(kernel, norm="forward")
     spectrum[..., 1 : (length + 1) // 2] *= 2

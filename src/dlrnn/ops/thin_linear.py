@@ -2,7 +2,7 @@
 
     linear(x, weight, bias) = x weight^T + bias
 
-as torch.nn.functional.linear, which is what runs wherever our own kernels do not take the tensors.
+is torch.nn.functional.linear, which runs wherever the fused kernels do not take the tensors.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from dlrnn.ops.dispatch import uses_fused
 def linear(
     x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*B O"]:
-    """As PyTorch's, faster on a GPU where one side has at most 16 numbers and there is a bias."""
+    """PyTorch's linear, faster on a GPU if one side has at most 16 numbers and there is a bias."""
     if not uses_fused("thin_linear", x, lambda: _fits(x, weight, bias)) or bias is None:
         return F.linear(x, weight, bias)
     out: Tensor = _linear(x.flatten(0, -2), weight, bias)
@@ -66,7 +66,7 @@ def _(dout: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("dlrnn::thin_linear_weight_gradients", mutates_args=())
 def _weight_gradients(dout: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of weight and bias."""
+    """The gradients of weight and bias."""
     from dlrnn.ops.triton import thin_linear as kernels
 
     if dout.shape[1] < x.shape[1]:
@@ -90,7 +90,7 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     wants_x, *wants_weight = ctx.needs_input_grad
-    if torch.is_grad_enabled():  # second derivatives are wanted
+    if torch.is_grad_enabled():  # for second derivatives
         return dout @ weight if wants_x else None, dout.t() @ x, dout.sum(0)
     dx = _input_gradient(dout, weight) if wants_x else None
     if not any(wants_weight):

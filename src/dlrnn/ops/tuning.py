@@ -1,13 +1,13 @@
-"""With which plan (tile, warps, stages) a kernel runs: from a table, or measured once.
+"""The choice of a plan (tile, warps, stages) for a kernel: from a table, or measured once.
 
-A kernel whose best plan depends on the GPU names a few candidates, the default first. On a GPU of
-the table that comes with the package (tuned.json) the table decides, and the default where it names
-nothing. On another one the candidates are timed at first use, on the tensors at hand, and the
-fastest is kept beside the compiled kernels, in a file of its own: of several processes the first to
-finish decides for all. DLRNN_TUNE=0 switches the measuring off.
+A kernel whose best plan depends on the GPU names a few candidates, the default first. For a GPU in
+the package's table (tuned.json), the table decides; a kernel that it does not name runs its
+default. On any other GPU the candidates are timed at first use, on the given tensors, and the
+fastest is written to a file in the folder of the compiled kernels. If several processes measure,
+the first to finish decides for all. DLRNN_TUNE=0 switches the measurement off.
 
-Nothing is measured while a CUDA graph is captured, nor where a choice could not be kept: the next
-process would make another one, with other roundings.
+Nothing is measured while a CUDA graph is captured, or where the choice could not be written: the
+next process might choose another plan, which rounds differently.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dlrnn.ops.cuda.nvrtc import _cache_folder
 
 SHIPPED = Path(__file__).with_name("tuned.json")
-ROUNDS = 10  # in which each candidate is timed
-GAIN = 0.05  # by which one must be faster than the default, so that noise does not choose
+ROUNDS = 10  # of timing, for each candidate
+GAIN = 0.05  # by which a plan must be faster than the default, because times are noisy
 POSITIONS = 2**12, 2**14, 2**16, 2**18  # below and above, plans compare as they do there
 
 Plan = TypeVar("Plan", bound=tuple[int, ...])
@@ -51,7 +51,7 @@ def choose(
     run: Callable[[Plan], object],
     x: Tensor,
 ) -> Plan:
-    """The plan for this kernel, these sizes and the GPU of x, from then on the same.
+    """The plan for this kernel, these sizes and the GPU of x; later calls return the same plan.
 
     `run` computes with a plan, into fresh tensors; results differ between plans by rounding only.
     """
@@ -81,13 +81,13 @@ def decided_by(decide: Callable[..., Any]) -> Iterator[None]:
 
 
 def fastest(times: dict[Plan, float]) -> Plan:
-    """The default, which is the first, unless another one is plainly faster."""
+    """The default, which is the first, unless another plan is faster by `GAIN`."""
     default, best = next(iter(times)), min(times, key=times.__getitem__)
     return best if times[best] < (1 - GAIN) * times[default] else default
 
 
 def _is_on_gpu(x: Tensor) -> bool:
-    """And computed there, not only traced."""
+    """Whether x lies on a GPU and has values: it is not traced."""
     return x.is_cuda and not isinstance(x, FakeTensor) and not torch.compiler.is_compiling()
 
 
@@ -132,7 +132,7 @@ def times_of(
         other = torch.empty(2**25, device=x.device)  # 128 MiB
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for plan in able * ROUNDS:
-            other.zero_()  # L2 forgets our tensors
+            other.zero_()  # evicts our tensors from the L2 cache
             torch.cuda._sleep(1_000_000)  # half a millisecond, in which launching gets ahead
             start.record()
             run(plan)
@@ -162,7 +162,7 @@ def _among(candidates: Sequence[Plan], plan: str | None) -> Plan:
 
 
 def _kept(path: Path, about: dict[str, Any]) -> str | None:
-    """The plan that a process has kept there."""
+    """The plan in a file, or None if it holds none for this GPU."""
     try:
         kept = json.loads(path.read_text())
         if kept not in [about | {"plan": plan} for plan in about["candidates"]]:
@@ -185,7 +185,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _keep(path: Path, about: dict[str, Any], plan: str) -> str | None:
-    """What is kept then, whole or not at all. Another process that was faster is right."""
+    """Writes the plan atomically and returns the plan in the file: that of the first process."""
     with suppress(OSError):
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as beside:
             json.dump(about | {"plan": plan}, beside)

@@ -1,20 +1,20 @@
 """The Vandermonde product `K = Re(W P)`, `P_nk = lambda_n^k`, and its adjoint `M = v P^T`.
 
-P (N x L) never exists. A position is split as `k = a + S b`, so that
+P (N x L) is never made as a whole. A position is split as `k = a + S b`, so that
 
     K[a + S b] = Re sum_n (W_n lambda_n^(S b)) lambda_n^a ,
 
 which is one real matrix product `[V_re, -V_im] [A_re; A_im]` of the scaled weights
 `V = W lambda^(S b)` (one row for each b) with the fine table `A = lambda^a` (N x S). Both tables
-are made in float64, phases reduced before they are rounded, hence right for every length.
-The adjoint runs the same product backwards. Each is the other's derivative:
+are computed in float64, and phases are reduced before they are rounded: they are accurate at every
+length. The adjoint runs the same product backwards. Each is the other's derivative:
 
     dW = conj(adjoint(dK)),     d log lambda_n = sum_h W_hn adjoint(k dK)_hn ,
 
 so only the arguments are kept for backward, and second derivatives need no further code.
 `Im(W P)` needs none either: it is `Re((-i W) P)`.
 
-Where P has at most `SMALL` entries, eager mode on a CPU makes it as it stands, in float64.
+Exception: where P has at most `SMALL` entries, eager mode on a CPU makes it, in float64.
 """
 
 import math
@@ -82,7 +82,7 @@ def complex_vandermonde(
 
 
 def _explain(values: Tensor, log_lambda: Tensor) -> None:
-    """ValueError if these cannot be multiplied."""
+    """Raises ValueError if these tensors do not fit together."""
     require_dtype("the values of a Vandermonde product", values)
     require_shape("log_lambda", log_lambda, ("N", 2))
     require_device("log_lambda", log_lambda, values.device)
@@ -216,7 +216,7 @@ class _SmallProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
-        uses_fused("vandermonde", W)  # which raises if the fused kernels were requested
+        uses_fused("vandermonde", W)  # raises if the fused kernels were requested
         position = torch.arange(length)
         exponent = torch.view_as_complex(log_lambda.contiguous())[:, None] * position
         P = exponent.exp().to(COMPLEX[W.dtype])

@@ -1,10 +1,10 @@
-"""A continuous system `x' = Lambda x + u`, its input held for a step `dt`: a diagonal recurrence.
+"""A continuous system `x' = Lambda x + u`, sampled with its input constant over a step `dt`.
 
     x_k = exp(dt Lambda) x_{k-1} + gain u_k ,     gain = (exp(dt Lambda) - 1) / Lambda
 
 The gain is `dt I_0(dt Lambda)` with `I_m(z) = integral_0^1 t^m exp(z t) dt`, smooth everywhere, and
-the derivative of `I_0` is `I_1`. As quotients both are 0 / 0 at Lambda = 0, and near it `I_1` would
-lose its digits: there it is its power series.
+the derivative of `I_0` is `I_1`. As quotients both are 0 / 0 at Lambda = 0, and near it `I_1` loses
+its digits: there it is computed from its power series.
 """
 
 import math
@@ -26,7 +26,7 @@ TERMS = 8  # of which the next term is below 2^-48 / 8!, beneath that rounding
 def zero_order_hold(
     Lambda: Float[Tensor, "N 2"] | Float[Tensor, "H N 2"], dt: Float[Tensor, " H"]
 ) -> tuple[Float[Tensor, "H N 2"], Float[Tensor, "H N 2"]]:
-    """`log lambda = dt Lambda` and the gain, float64 pairs; a Lambda [N, 2] is every channel's."""
+    """`log lambda = dt Lambda` and the gain, float64 pairs; all channels share a Lambda [N, 2]."""
     require_no_transform()
     step = dt.double()[:, None, None]
     log_lambda = step * Lambda.double()
@@ -35,7 +35,7 @@ def zero_order_hold(
 
 
 class _Integral(torch.autograd.Function):
-    """`I_0`, which keeps z alone for backward."""
+    """`I_0`; only z is kept for backward."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def _series(z: Tensor) -> Tensor:
 
 
 def _parts(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Re and Im, each contiguous: twice as fast from there on."""
+    """Re and Im, each contiguous, which makes what follows twice as fast."""
     re, im = z.movedim(-1, 0).contiguous().unbind(0)
     return re, im
 
