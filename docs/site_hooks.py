@@ -22,8 +22,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill the included pages, and point links to root files at their pages."""
+    """Fill the included pages, and turn links to root files into links to their pages."""
     name = page.file.src_uri
+    if name == "results.md":  # its tables are wide
+        page.meta["hide"] = ["toc"]
     if name in INCLUDED:
         text = (ROOT / INCLUDED[name]).read_text()
         return re.sub(r"\]\(([^)]*)\)", lambda link: f"]({_from_root(link[1])})", text)

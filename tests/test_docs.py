@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 SHELL = ("", "sh", "bash", "console")
+PRESENT = [page for page in PAGES if page.name != "results.md" and page.parent.name != "log"]
+"""Pages that describe the code as it is."""
 EXTERNAL = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?https?://[^>]*>""")
 
 
@@ -134,6 +137,20 @@ def test_named_make_targets_exist():
     for page in PAGES:
         named = set(re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.M))
         assert named <= targets, f"{page.name} names {named - targets}"
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
+def test_names_and_files_exist(page):
+    """Names such as `ops.convolution`, and paths such as `tests/conftest.py`, in code spans."""
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+    packages = "analysis|models|nn|ops|tasks|train"
+    for span in spans:
+        for package, name in re.findall(rf"(?<![\w./-])(?:dlrnn\.)?({packages})\.(\w+)", span):
+            found = hasattr(import_module(f"dlrnn.{package}"), name)
+            assert found or importlib.util.find_spec(f"dlrnn.{package}.{name}"), span
+        for path in re.findall(r"^[\w./]+/[\w.-]+\.(?:py|json|cpp|md)$", span):
+            places = (REPOSITORY, REPOSITORY / "src", REPOSITORY / "src" / "dlrnn", page.parent)
+            assert "tableN" in path or any((place / path).exists() for place in places), path
 
 
 def test_citations_have_the_version_of_the_package():
