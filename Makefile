@@ -44,7 +44,7 @@ bench: $(READY)
 	@$(BIN)/dlrnn bench layer
 
 docs: $(READY)
-	@$(BIN)/mkdocs build --strict --quiet --site-dir out/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir out/docs
 	@echo "the documentation is in out/docs/index.html"
 
 pictures: $(READY)
