@@ -1,20 +1,21 @@
-# The two commands of the README: `make demo` and `make test`. Both make .venv first, once.
+# Every target that needs an environment makes .venv first, once, from constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-faults test-gpu bench pictures report format clean
+.PHONY: help demo test test-faults test-gpu bench docs pictures report format clean
 
 help:
-	@echo "make demo      train DLR against attention on two tasks (two minutes) and draw out/demo.png"
-	@echo "make test      lint, types, imports, tests: all that CI runs"
-	@echo "make test-faults  every fault of tests/faults: kills, full disks, bit flips, hostile files (long)"
-	@echo "make test-gpu  the same tests on a CUDA device, with the python that is active"
-	@echo "make bench     the layer against the paper's listing, on this machine"
-	@echo "make pictures  draw the pictures of docs/ again"
-	@echo "make report    the pages of the results, out/report/index.html, and docs/results.md"
-	@echo "make format    let ruff format and fix"
-	@echo "make clean     remove .venv and caches"
+	@echo "make demo         train DLR and attention on two tasks (two minutes) and draw out/demo.png"
+	@echo "make test         run ruff, mypy and pytest, as CI does"
+	@echo "make test-faults  run all fault tests: kills, full disks, bit flips, hostile files (long)"
+	@echo "make test-gpu     run the tests on a CUDA device with the active Python"
+	@echo "make bench        time the layer and the paper's listing on this machine"
+	@echo "make docs         build the documentation site, out/docs/index.html"
+	@echo "make pictures     draw the pictures and tables of docs/ again"
+	@echo "make report       build the results site, out/report/index.html, and docs/results.md"
+	@echo "make format       format the code and apply automatic fixes"
+	@echo "make clean        remove .venv, out/ and caches"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "dlrnn needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
@@ -41,6 +42,10 @@ test-gpu:
 
 bench: $(READY)
 	@$(BIN)/dlrnn bench layer
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir out/docs
+	@echo "the documentation is in out/docs/index.html"
 
 pictures: $(READY)
 	@$(BIN)/python docs/draw.py

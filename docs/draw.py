@@ -1,15 +1,17 @@
-"""Draws every picture of docs/, and writes the tables that docs/maths.md holds between markers.
+"""Draw every picture of docs/, and write the generated tables of docs/maths.md and docs/tasks.md.
 
-make pictures
+Run it with `make pictures`.
 """
 
 import itertools
 import json
 import math
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 from dlrnn import DLR, ops, tasks
 from dlrnn.analysis import (
@@ -30,7 +32,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
 
 
 def main() -> None:
-    """All of them."""
+    """Draw all pictures and write all tables."""
     PICTURES.mkdir(exist_ok=True)
     torch.manual_seed(0)
     layer = DLR(64, 256)
@@ -43,6 +45,8 @@ def main() -> None:
     save(time_against_length(), "time-against-length")
     save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
     save(tasks.get("listops-subtrees").preview(), "listops")
+    task_previews()
+    catalogue_scores()
     table1()
 
 
@@ -53,14 +57,46 @@ def save(figure: Figure, name: str) -> None:
 
 
 def table1() -> None:
-    """The paper's Table 1 beside ours, from results/; `make report` draws it, too."""
+    """Draw the paper's Table 1 and ours, from results/; `make report` draws it, too."""
     drawn = table1_png([read_results(DOCS.parent / "results", "ours")])
     (PICTURES / "table1.png").write_bytes(drawn)
     print("drawn: docs/pictures/table1.png")
 
 
+def task_previews() -> None:
+    """Draw a sample of every atomic task at length 64, in docs/pictures/tasks/."""
+    (PICTURES / "tasks").mkdir(exist_ok=True)
+    for name, task in tasks.TASKS.items():
+        if task.kind == "regression":
+            marked = {"marked": 8} if name.startswith("select") else {}
+            figure = tasks.get(name, length=64, **marked).preview()
+            figure.set_size_inches(8, 4)
+            drawn = BytesIO()
+            figure.savefig(drawn, dpi=100)
+            small = Image.open(drawn).convert("RGB").quantize(48)  # a palette: a third of the bytes
+            small.save(PICTURES / "tasks" / f"{name}.png", optimize=True)
+            print(f"drawn: docs/pictures/tasks/{name}.png")
+
+
+def catalogue_scores() -> None:
+    """Write the scores of docs/tasks.md: ours of Table 1, in docs/results.md, the paper's below."""
+    section = (DOCS / "results.md").read_text().split("## Table 1")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:2] == "| "]
+    header, cells = rows[0], rows[2:]
+    at = {name: header.index(name) for name in ("task", "model", "paper", "ours")}
+    models = list(dict.fromkeys(row[at["model"]] for row in cells))[:6]
+    lines = [f"| task | {' | '.join(models)} |", "|---" * 7 + "|"]
+    scores = {
+        (row[at["task"]], row[at["model"]]): (row[at["ours"]], row[at["paper"]]) for row in cells
+    }
+    for task in dict.fromkeys(row[at["task"]] for row in cells):
+        values = ["{} ({})".format(*scores[task, model]) for model in models]
+        lines.append(f"| {task} | {' | '.join(values)} |")
+    replace("scores", "\n".join(lines), page="tasks")
+
+
 def time_against_length() -> Figure:
-    """What `dlrnn bench lengths --json` measured on one H200 (docs/measured/lengths.json)."""
+    """Draw what `dlrnn bench lengths --json` measured on one H200 (docs/measured/lengths.json)."""
     measured = json.loads((DOCS / "measured" / "lengths.json").read_text())
     rows, names = measured["cases"], {"fused": "DLR, our kernels", "torch": "DLR, plain PyTorch"}
     names |= {"attention bf16": "attention, bf16, without projections"}
@@ -97,7 +133,7 @@ def time_against_length() -> Figure:
 
 
 def two_views() -> Figure:
-    """The same output from the recurrence and from the convolution."""
+    """Draw one output, computed by the recurrence and by the convolution."""
     length = 120
     log_lambda = torch.tensor([[-0.02, 0.0], [-0.03, 0.35]], dtype=torch.float64)
     W = torch.tensor([[[0.5, 0.0], [1.0, 0.0]]], dtype=torch.float64)
@@ -132,7 +168,7 @@ def two_views() -> Figure:
 
 
 def phases() -> Figure:
-    """Error of the fp32 kernel against float64, by position, |lambda| near 1."""
+    """Draw the error of the fp32 kernel against float64 by position, with |lambda| near 1."""
     states, length, width = 1024, 2**20, 64
     im = 2 * math.pi * torch.arange(states) / states
     re = torch.full((states,), 1e-4)
@@ -161,7 +197,7 @@ def phases() -> Figure:
 
 
 def real_against_complex() -> Figure:
-    """How large w must be to shift by N - 1, and the table of docs/maths.md."""
+    """Draw how large w must be to shift by N - 1, and write the table of docs/maths.md."""
     rows = shift_weight_norms([2, 4, 8, 16, 32, 64, 128])
     header = "| N = L | max w, real lambda | max w, complex lambda | condition, real | complex |"
     lines = [
@@ -183,7 +219,7 @@ def real_against_complex() -> Figure:
 
 
 def compression() -> Figure:
-    """Error and bound of `compress`, for the DLR that a DLR-prod of 16 states is."""
+    """Draw error and bound of `compress` for a DLR-prod of 16 states, written as a DLR."""
     torch.manual_seed(0)
     layer = layer_of(prod_as_dlr(system_of(DLR(4, 16, cast="prod"))))
     sizes = [8, 16, 32, 48, 64, 80, 96, 112, 128]
@@ -207,28 +243,28 @@ def compression() -> Figure:
 
 
 def error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """||value - truth|| / ||truth||."""
+    """Return ||value - truth|| / ||truth||."""
     return float((value.double() - truth).norm() / truth.norm())
 
 
 def shown(number: float) -> str:
-    """A condition number."""
+    """Format a condition number."""
     return f"{number:.2g}" if number < 1e15 else "> 1e15"
 
 
 def tidy(figure: Figure) -> Figure:
-    """Without the box."""
+    """Remove the right and upper edges of all axes."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def replace(name: str, text: str) -> None:
-    """Put text between `<!-- NAME -->` and `<!-- /NAME -->` of docs/maths.md."""
-    page = DOCS / "maths.md"
-    before, rest = page.read_text().split(f"<!-- {name} -->\n")
+def replace(name: str, text: str, page: str = "maths") -> None:
+    """Put text between `<!-- NAME -->` and `<!-- /NAME -->` of docs/PAGE.md."""
+    path = DOCS / f"{page}.md"
+    before, rest = path.read_text().split(f"<!-- {name} -->\n")
     _, after = rest.split(f"<!-- /{name} -->")
-    page.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
+    path.write_text(f"{before}<!-- {name} -->\n\n{text}\n\n<!-- /{name} -->{after}")
 
 
 if __name__ == "__main__":

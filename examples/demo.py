@@ -1,7 +1,8 @@
-"""`make demo`: DLR against attention on two tasks, in two minutes on two CPU cores.
+"""Train DLR and attention on two tasks, in two minutes on two CPU cores: `make demo`.
 
-Shift asks for long kernels: DLR solves it. CumMax asks for what no fixed kernel does: attention
-solves it, DLR does not. The paper's numbers stand beside ours; its models are larger.
+Shift needs long kernels, and DLR solves it. CumMax cannot be computed with a fixed kernel:
+attention solves it, and one layer of DLR does not. The table also shows the paper's numbers, which
+are from larger models.
 """
 
 import shutil
@@ -37,7 +38,7 @@ def run_of(task: str, model: str) -> RunConfig:
 
 
 def draw(path: Path) -> None:
-    """Shift, solved: a learned kernel, the eigenvalues, and the prediction over the target."""
+    """Draw three learned kernels of Shift, the eigenvalues, and a prediction with its target."""
     model, task, _, _ = load_best(OUT / "shift-dlr", torch.device("cpu"))
     layer = model.blocks[0].mixer
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -64,10 +65,10 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # two threads on two busy cores wait for each other
+    torch.set_num_threads(1)  # two threads on two busy cores would wait for each other
     shutil.rmtree(OUT, ignore_errors=True)
     table = Table(title="R2 on held-out sequences")
-    for name in ("task", "model", "the paper, L 4096", f"here, L {LENGTH}", "minutes"):
+    for name in ("task", "model", "paper, L 4096", f"here, L {LENGTH}", "minutes"):
         table.add_column(name, justify="left" if name in ("task", "model") else "right")
     for task in ("shift", "cummax"):
         for model in MODELS:
@@ -77,7 +78,7 @@ def main() -> None:
             table.add_row(task, model, f"{paper:g}", f"{result['value']:.3f}", f"{minutes:.1f}")
     draw(OUT.parent / "demo.png")
     Console().print(table)
-    print(f"a learned kernel, the eigenvalues, a prediction: {OUT.parent / 'demo.png'}")
+    print(f"pictures of kernels, eigenvalues and a prediction: {OUT.parent / 'demo.png'}")
 
 
 if __name__ == "__main__":

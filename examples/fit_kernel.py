@@ -1,11 +1,11 @@
-"""The main job in one minute: express a given long kernel by a DLR, then run it as an RNN.
+"""Express a given long kernel by a DLR, then run it as an RNN, in one minute.
 
     python examples/fit_kernel.py
 
-The kernel is a bell and its echo, 512 positions long. First 512 states express it exactly (the
-paper's initialisation makes the Vandermonde matrix a DFT). Then 256 states learn it by gradient
-descent, lambda and W together. Last, the learned layer reads a signal step by step and
-gives what the convolution gave. Writes out/fit_kernel.png.
+The kernel is a bell and its echo, 512 positions long. First, 512 states express it exactly,
+because the paper's initialisation makes the Vandermonde matrix a discrete Fourier transform. Then
+256 states learn it by gradient descent on lambda and W. Last, the learned layer reads a signal step
+by step, and its output is compared with the convolution's. The script writes out/fit_kernel.png.
 """
 
 import math
@@ -24,7 +24,7 @@ PICTURE = Path("out/fit_kernel.png")
 
 
 def given_kernel() -> torch.Tensor:
-    """16 partials, each with its own pitch and decay; after half of the time, an echo."""
+    """Return 16 partials, each with a pitch and a decay, and their echo after half of the time."""
     generator = torch.Generator().manual_seed(3)
     pitch, decay, loudness = torch.rand(3, 16, 1, generator=generator, dtype=torch.float64)
     k = torch.arange(LENGTH, dtype=torch.float64)
@@ -35,7 +35,7 @@ def given_kernel() -> torch.Tensor:
 
 
 def learn(kernel: torch.Tensor) -> tuple[DLR, list[float]]:
-    """Fit lambda and W to the kernel; the loss is the relative squared error."""
+    """Fit lambda and W to the kernel by the relative squared error; return layer and losses."""
     layer = DLR(1, STATES, project=False, dt_min=5e-3, dt_max=5e-2)
     layer.D.requires_grad_(False).zero_()
     optimizer = torch.optim.AdamW(param_groups(layer, lr=3e-3))
@@ -52,7 +52,7 @@ def learn(kernel: torch.Tensor) -> tuple[DLR, list[float]]:
 
 
 def streaming_difference(layer: DLR) -> float:
-    """Read a signal at once and step by step; the relative difference of the outputs."""
+    """Return the relative difference between the outputs of `forward` and of `step`."""
     u = torch.randn(1, LENGTH, 1)
     with torch.no_grad():
         whole, state, outputs = layer(u), None, []
