@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +41,16 @@ def random_modes(rows, states, dtype=torch.float64, modulus=(0.99, 1.0), seed=0)
 
 def gradients(output, inputs, grad):
     return torch.autograd.grad(output, inputs, grad.to(output), materialize_grads=True)
+
+
+@contextmanager
+def refused(*keywords: str, error: type[Exception] = ValueError):
+    """The block must raise `error` with a message that holds every keyword, in any wording."""
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    missing = [keyword for keyword in keywords if keyword not in message]
+    assert not missing, f"{missing} not in: {message}"
 
 
 def run_python(code: str, *arguments: str) -> str:

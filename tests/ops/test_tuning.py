@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support import DEVICE, assert_close, run_interpreted
+from support import DEVICE, assert_close, refused, run_interpreted
 from test_nvrtc import compiled, mix  # noqa: F401 (a fixture)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -103,10 +103,7 @@ def test_one_message(machine, caplog):
     machine.choose()
     machine.choose("map")
     (said,) = caplog.messages
-    assert said == (
-        f"tuning kernels for {GPU}, for the first time here: about 10 s;"
-        f" choices are kept in {machine.folder}"
-    )
+    assert all(word in said for word in ("tuning", GPU, str(machine.folder)))
 
 
 def test_a_shipped_table_decides_alone(machine, monkeypatch, tmp_path, caplog):
@@ -133,7 +130,8 @@ def test_a_damaged_file_is_left_aside(machine, caplog, content):
     caplog.clear()
     assert machine.choose() == (32, 8)
     assert machine.measured == 2
-    assert caplog.messages[0].startswith(f"{path} is left aside, it holds no plan for this GPU")
+    assert str(path) in caplog.messages[0]
+    assert "plan" in caplog.messages[0]
     assert machine.files == [path]
     assert path.read_bytes() == before
 
@@ -149,7 +147,7 @@ def test_a_file_of_another_gpu_is_left_aside(machine, monkeypatch, caplog):
     caplog.clear()
     machine.choose("map")
     assert machine.measured == 3
-    assert "it is about something else" in caplog.text
+    assert str(other) in caplog.text
 
 
 def test_of_several_processes_the_first_decides(machine):
@@ -180,8 +178,8 @@ def test_where_nothing_can_be_kept_nothing_is_measured(machine, monkeypatch, tmp
     assert machine.choose() == machine.choose("map") == (64, 4)
     assert machine.measured == 0
     (said,) = caplog.messages
-    folder = tmp_path / "file" / "tuned"
-    assert said == f"kernels run with default plans: choices could not be kept in {folder}"
+    assert "default" in said
+    assert str(tmp_path / "file" / "tuned") in said
 
 
 def test_a_disk_that_is_full(machine, monkeypatch):
@@ -221,7 +219,7 @@ def test_switched_off(machine, monkeypatch, caplog):
     forget()
     assert machine.choose() == (32, 8), "what was kept is read"
     monkeypatch.setenv("DLRNN_TUNE", "perhaps")
-    with pytest.raises(ValueError, match=r"DLRNN_TUNE is 0 .* or 1 .*, not 'perhaps'"):
+    with refused("DLRNN_TUNE", "0", "1", "'perhaps'"):
         machine.choose("map")
 
 
@@ -304,7 +302,7 @@ def test_a_table_is_written_beside_others(tmp_path):
 
 def test_bench_tuning_wants_a_gpu(capsys):
     assert main(["bench", "tuning", "--device", "cpu"]) == 2
-    assert "nothing to tune on cpu" in capsys.readouterr().err
+    assert "cpu" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------- the answers
