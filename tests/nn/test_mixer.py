@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import DEVICE, assert_close, refused
+from support import DEVICE, assert_close, in_chunks, in_steps, refused
 from torch import nn
 
 from dlrnn.nn import Mixer
@@ -52,17 +52,16 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
 
 
-def test_whole_is_chunks_is_steps(layer):
+def test_whole_equals_chunks_and_steps(layer):
     x = random(2, 7, 3)
     whole = layer(x)
-    first, state = layer(x[:, :4], return_state=True)
-    assert_close(torch.cat((first, layer(x[:, 4:], state)), dim=1), whole, 1e-14)
-    for t in range(4, 7):
-        y, state = layer.step(x[:, t], state)
-        assert_close(y, whole[:, t], 1e-14)
+    assert_close(in_chunks(layer, x, [4, 3])[0], whole, 1e-14)
+    _, state = layer(x[:, :4], return_state=True)
+    assert_close(layer(x[:, 4:], state), whole[:, 4:], 1e-14)
+    assert_close(in_steps(layer, x[:, 4:], state)[0], whole[:, 4:], 1e-14)
 
 
-def test_padded_is_each_alone(layer):
+def test_a_padded_batch_equals_single_sequences(layer):
     x, lengths = random(2, 7, 3), torch.tensor([7, 4], device=DEVICE)
     x[1, 4:] = float("nan")
     y, state = layer(x, lengths=lengths, return_state=True)
