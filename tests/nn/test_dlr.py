@@ -6,7 +6,7 @@ from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 from torch.nn import functional as F
 
 from dlrnn import DLR, ops
-from dlrnn.bench.step import bench_step
+from dlrnn.bench.layer import bench_step
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
 from dlrnn.ops import OnlineState, reference
 

@@ -373,11 +373,11 @@ def test_all_plans_compile(compiled, arguments):  # noqa: F811
 class TestOnAGPU:
     @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
     def test_all_plans_give_one_answer(self, width):
-        from dlrnn.bench.tuning import _calls, _require_one_answer
+        from dlrnn.bench.tuning import kernel_calls, require_one_answer
 
         for positions in (2**12, 2**16):
-            for call in _calls(width, positions, DEVICE):
-                _require_one_answer(call)
+            for call in kernel_calls(width, positions, DEVICE):
+                require_one_answer(call)
 
     def test_measured_for_real(self, monkeypatch, tmp_path, caplog):
         """As on a GPU that the shipped table does not know."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import DEVICE, assert_close, gradients, random_modes
 
 from dlrnn import ops
-from dlrnn.bench.kernel import bench_kernel, exact_kernel_and_gradients
+from dlrnn.bench.layer import bench_kernel, exact_kernel_and_gradients
 from dlrnn.ops import reference
 
 # (rows, N, L): length 1, odd sizes, more than one block, rows or states of 1
@@ -109,7 +109,7 @@ def test_one_million_positions():
 
 @pytest.mark.parametrize("length", [1, 70])
 def test_the_truth_of_that_test_is_the_oracle(monkeypatch, length):
-    monkeypatch.setattr("dlrnn.bench.kernel.BLOCK", 16)
+    monkeypatch.setattr("dlrnn.bench.layer.BLOCK", 16)
     re, im, W = (
         torch.rand(*shape, dtype=torch.float64).requires_grad_()
         for shape in ((5,), (5,), (3, 5, 2))
