@@ -12,7 +12,7 @@ from support import DEVICE, assert_close, run_interpreted
 from dlrnn.ops import dplr, sections, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
-from dlrnn.ops.matrix_power import _slope, matrix_power, times_power
+from dlrnn.ops.matrix_power import matrix_power, times_power
 
 ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 
@@ -259,7 +259,7 @@ def test_opcheck():
     for op, arguments in (
         (matrix_power, (step, 1)),
         (matrix_power, (step, 5)),
-        (_slope, (step, change, 5)),
+        (torch.ops.dlrnn.matrix_power_slope.default, (step, change, 5)),
         (sections.section_sums, (weights, a, b, 9, 1)),
         (sections.section_adjoint, (values, a, b, 9, 2)),
         (sections.to_kernel, (spectrum, 9)),

@@ -46,7 +46,7 @@ class Balanced(NamedTuple):
 
 def balance(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> Balanced:
     """The system of 2 N real states whose kernel is `Re(w P)`; |lambda| < 1. O(H N^3)."""
-    A, B, T = _orthonormal_states(log_lambda)
+    A, B, T = orthonormal_states(log_lambda)
     _, sigma, U_t = torch.linalg.svd(_hankel_root(T, w))
     scale = torch.where(sigma > 0, sigma, 1).sqrt()
     U = U_t.T
@@ -58,7 +58,7 @@ def balance(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> Bal
     )
 
 
-def _orthonormal_states(log_lambda: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def orthonormal_states(log_lambda: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A [2N, 2N] and B [2N] of the chain, and the modes T [N, 2N] in its coordinates."""
     states, lam = len(log_lambda), log_lambda.exp()
     p, q = 2 * lam.real, (2 * log_lambda.real).exp()
