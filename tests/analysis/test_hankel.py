@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dlrnn.analysis.hankel import balance, orthonormal_states
+from dlrnn.analysis.compress import balance, orthonormal_states
 
 
 def modes(kind, states, channels=2):

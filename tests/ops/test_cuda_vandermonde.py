@@ -42,7 +42,7 @@ def test_a_sum_is_cut_into_parts_that_cover_it(steps, tiles, size):
         assert share <= longest or parts == vandermonde.PIECES
 
 
-def test_the_paper_s_sizes_fill_an_h200():
+def test_the_sizes_of_the_paper_fill_an_h200():
     for states, rows, steps in [(4096, 256, 64), (1024, 256, 128), (4096, 64, 4096)]:
         tiles = states // vandermonde.WIDTH
 
@@ -54,7 +54,7 @@ def test_the_paper_s_sizes_fill_an_h200():
         assert tiles * rows / vandermonde.ROWS * steps > 0.9 * 132 * waves * share
 
 
-def test_refused_on_a_cpu():
+def test_cpu_tensors_are_not_supported():
     W, log_lambda = random_modes(2, 3, torch.float32)
     assert not vandermonde.supports(W.cpu(), log_lambda)
     assert not channel_vandermonde.supports(W.cpu()[:, None], log_lambda)

@@ -114,7 +114,7 @@ def test_channels_a_few_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("states", [2, 4, 64])
-def test_legs_is_hippos_matrix(states):
+def test_legs_has_the_eigenvalues_of_hippos_matrix(states):
     """The eigenvalues of A and the Markov parameters `B^T A^k B` of the formula itself."""
     n = torch.arange(states, dtype=torch.float64)
     B = (2 * n + 1).sqrt()
@@ -221,7 +221,7 @@ def test_sections_are_their_definition(length, order):
                 assert cmath.isclose(complex(*sums[h, w, k]), sum(terms), rel_tol=1e-11)
 
 
-def test_the_adjoint_is_one():
+def test_section_adjoint_is_the_adjoint():
     weights, a, b = random(2, 3, 4), -random(2, 4).abs(), random(2, 4).abs()
     values = random(2, 3, 5, 2)
     left = (sections.section_sums(weights, a, b, 9, 1) * values).sum()
@@ -251,7 +251,7 @@ def test_matrix_power(n):
     assert torch.autograd.gradgradcheck(lambda s: matrix_power(s / 2, n), step)
 
 
-def test_opcheck():
+def test_custom_ops_are_sound():
     step, change = random(2, 3, 3).requires_grad_(), random(2, 3, 3).requires_grad_()
     weights, values = random(2, 3, 4).requires_grad_(), random(2, 3, 5, 2).requires_grad_()
     a, b = (-random(2, 4).abs()).requires_grad_(), random(2, 4).abs().requires_grad_()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from support import DEVICE, assert_close, refused, relative_error, run_interpreted
+from support import DEVICE, assert_agree, assert_close, refused, relative_error, run_interpreted
 from torch.nn import functional as F
 
 from dlrnn import ops
@@ -49,15 +49,16 @@ def made(*shape, dtype=torch.float64, device="cpu"):
     ]
 
 
-def test_is_pytorchs_of_the_sum():
+def test_layer_norm_equals_pytorchs_of_the_sum():
     x, added, weight, bias = made(2, 3, 5)
     want = F.layer_norm(x + added, (5,), weight, bias, 1e-3)
-    assert_close(ops.layer_norm(x, weight, bias, eps=1e-3, added=added), want, 1e-12)
+    have = ops.layer_norm(x, weight, bias, eps=1e-3, added=added)
+    assert_agree(have, want, (x, added, weight, bias), 1e-12)
     want = F.layer_norm(x, (5,), weight, bias)
-    assert_close(ops.layer_norm(x, weight, bias), want, 1e-12)
+    assert_agree(ops.layer_norm(x, weight, bias), want, (x, weight, bias), 1e-12)
 
 
-def test_shapes_must_agree():
+def test_added_must_have_the_shape_of_x():
     x, added, weight, bias = made(2, 3, 5)
     with refused("added", "[2, 3, 5]"):
         ops.layer_norm(x, weight, bias, added=added[:1])
@@ -68,7 +69,7 @@ def test_kernels_in_the_interpreter():
     assert "right" in run_interpreted(INTERPRETED)
 
 
-def test_gradients_of_the_plain_way():
+def test_differentiable_gradients_equal_pytorchs():
     """What second derivatives are made of, against PyTorch's own."""
     x, dout, weight, bias = made(4, 3, 5)
     want = torch.autograd.grad(F.layer_norm(x, (5,), weight, bias), (x, weight, bias), dout)

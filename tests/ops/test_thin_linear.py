@@ -38,7 +38,7 @@ print("right")
 """
 
 
-def test_is_pytorchs():
+def test_linear_equals_pytorchs():
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
     assert_close(ops.linear(x, weight, bias), F.linear(x, weight, bias), 1e-7)
     assert_close(ops.linear(x, weight), F.linear(x, weight), 1e-7)

@@ -73,7 +73,7 @@ def forget():
     tuning._say_once.cache_clear()
 
 
-def test_few_size_classes():
+def test_positions_fall_into_few_size_classes():
     assert tuning.size_class(1) == tuning.size_class(4096) == 4096
     assert tuning.size_class(4097) == tuning.size_class(2**14) == 2**14
     assert {tuning.size_class(n) for n in range(1, 2**20, 997)} == set(tuning.POSITIONS)
@@ -91,7 +91,7 @@ def test_the_fastest_is_chosen_once_and_kept(machine):
     assert len(machine.files) == 3
 
 
-def test_noise_does_not_choose(machine):
+def test_a_difference_within_noise_keeps_the_default(machine):
     machine.times = 1.0, 0.99, 0.98
     assert machine.choose() == (64, 4)
     machine.times = float("inf"), float("inf"), 1.0  # the others cannot run
@@ -99,7 +99,7 @@ def test_noise_does_not_choose(machine):
     assert len(machine.files) == 1
 
 
-def test_one_message(machine, caplog):
+def test_tuning_is_announced_once(machine, caplog):
     machine.choose()
     machine.choose("map")
     (said,) = caplog.messages
@@ -121,7 +121,7 @@ def test_a_shipped_table_decides_alone(machine, monkeypatch, tmp_path, caplog):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"plan": "128 4"}', b"9" * 9999]
 )
-def test_a_damaged_file_is_left_aside(machine, caplog, content):
+def test_a_damaged_file_is_ignored(machine, caplog, content):
     machine.choose()
     (path,) = machine.files
     before = path.read_bytes()
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_left_aside(machine, caplog, content):
     assert path.read_bytes() == before
 
 
-def test_a_file_of_another_gpu_is_left_aside(machine, monkeypatch, caplog):
+def test_a_file_of_another_gpu_is_ignored(machine, monkeypatch, caplog):
     machine.choose()
     (path,) = machine.files
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
@@ -150,7 +150,7 @@ def test_a_file_of_another_gpu_is_left_aside(machine, monkeypatch, caplog):
     assert str(other) in caplog.text
 
 
-def test_of_several_processes_the_first_decides(machine):
+def test_the_first_of_several_processes_decides(machine):
     about = {"gpu": GPU, "kernel": "norm", "candidates": [str(k) for k in range(24)]}
     machine.folder.mkdir()
     with ThreadPoolExecutor(12) as pool:
@@ -161,7 +161,7 @@ def test_of_several_processes_the_first_decides(machine):
     assert json.loads(path.read_text()) == about | {"plan": found[0]}
 
 
-def test_a_disk_without_links(machine, monkeypatch):
+def test_a_file_system_without_links_is_supported(machine, monkeypatch):
     def link(*_):
         raise PermissionError
 
@@ -172,7 +172,7 @@ def test_a_disk_without_links(machine, monkeypatch):
     assert machine.measured == len(machine.files) == 1
 
 
-def test_where_nothing_can_be_kept_nothing_is_measured(machine, monkeypatch, tmp_path, caplog):
+def test_without_a_writable_cache_nothing_is_measured(machine, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file"))
     assert machine.choose() == machine.choose("map") == (64, 4)
@@ -182,7 +182,7 @@ def test_where_nothing_can_be_kept_nothing_is_measured(machine, monkeypatch, tmp
     assert str(tmp_path / "file" / "tuned") in said
 
 
-def test_a_disk_that_is_full(machine, monkeypatch):
+def test_a_full_disk_keeps_the_default(machine, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -207,7 +207,7 @@ def test_a_capture_reads_what_was_kept(machine, monkeypatch):
     assert machine.choose() == (32, 8)
 
 
-def test_switched_off(machine, monkeypatch, caplog):
+def test_tuning_can_be_switched_off(machine, monkeypatch, caplog):
     monkeypatch.setenv("DLRNN_TUNE", "0")
     assert machine.choose() == (64, 4)
     assert machine.measured == 0
@@ -223,7 +223,7 @@ def test_switched_off(machine, monkeypatch, caplog):
         machine.choose("map")
 
 
-def test_nothing_to_choose_where_nothing_is_computed():
+def test_cpu_and_fake_tensors_take_the_default_plan():
     def run(plan):
         raise AssertionError("measured")
 
@@ -291,7 +291,7 @@ def test_the_shipped_table_names_plans_that_exist():
             assert sizes[-1] == tuning.size_class(sizes[-1])
 
 
-def test_a_table_is_written_beside_others(tmp_path):
+def test_writing_a_table_keeps_other_gpus(tmp_path):
     path = tmp_path / "tuned.json"
     write_table(str(path), {"one": {"norm 1": "2 3"}})
     write_table(str(path), {"other": {}})
@@ -300,7 +300,7 @@ def test_a_table_is_written_beside_others(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_bench_tuning_wants_a_gpu(capsys):
+def test_bench_tuning_needs_a_gpu(capsys):
     assert main(["bench", "tuning", "--device", "cpu"]) == 2
     assert "cpu" in capsys.readouterr().err
 

@@ -74,7 +74,7 @@ def test_second_derivatives(scale):
     assert torch.autograd.gradgradcheck(ops.zero_order_hold, inputs)
 
 
-def test_it_solves_the_equation():
+def test_one_step_solves_the_differential_equation():
     """`x' = Lambda x + u` with u held: fine Runge-Kutta steps end where one step of it does."""
     Lambda = torch.tensor([[-0.5, 3.0], [-2.0, 0.1]], dtype=torch.float64)
     dt = torch.tensor([0.7], dtype=torch.float64)

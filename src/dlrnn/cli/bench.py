@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         device_option(parser)
         for size, default in sizes.items():
             option = "--" + size.replace("_", "-")
-            shown = {"metavar": _LETTERS.get(size), "help": _HELP.get(size)}
+            shown: dict[str, Any] = {"metavar": _LETTERS.get(size), "help": _HELP.get(size)}
             parser.add_argument(option, type=count, default=default, **shown)
         return parser
 
