@@ -1,4 +1,4 @@
-"""`dlrnn check`: does a checkpoint give the same answer whole, in chunks and step by step?"""
+"""`dlrnn check`: whether a layer gives the same answer whole, in chunks and step by step."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A file itself; in a run's folder its best model; in another its only safetensors file."""
+    """The file, the best model of a run directory, or the only safetensors file of a folder."""
     if not path.is_dir():
         return path
     if (best := path / "best.safetensors").is_file():
@@ -38,7 +38,7 @@ def find_checkpoint(path: Path) -> Path:
 def check_file(
     path: Path, lengths: list[int], cast: str | None, kernel_length: int | None
 ) -> list[dict[str, Any]]:
-    """One row for each layer, dtype and length."""
+    """`check_layer` of every layer in a file: one row for each layer, dtype and length."""
     layers = load_layers(find_checkpoint(path), cast=cast, kernel_length=kernel_length)
     return [
         {"layer": name or "(layer)", **check_layer(layer, dtype, length)}
@@ -49,7 +49,7 @@ def check_file(
 
 
 def check_forms(lengths: list[int]) -> list[dict[str, Any]]:
-    """The same for new layers: every way to stream there is, |lambda| between 0.99 and 1."""
+    """`check_layer` of new layers that stream in every way, with |lambda| between 0.99 and 1."""
     rows = []
     for form, options in FORMS.items():
         torch.manual_seed(0)
@@ -63,7 +63,7 @@ def check_forms(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 def check_layer(layer: DLR, dtype: torch.dtype, length: int) -> dict[str, Any]:
-    """Largest difference to the whole sequence, relative to its norm; None where none can be."""
+    """The difference to the whole sequence relative to its norm; None where it cannot stream."""
     parameters = layer.state_dict()
     layer = DLR(**layer.options()).to(dtype).eval()
     layer.load_state_dict(parameters)
