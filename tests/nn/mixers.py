@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from support import DEVICE
+from torch.nn import functional as F
 
 from dlrnn.nn import (
     DLR,
@@ -18,6 +19,7 @@ from dlrnn.nn import (
     SGConv,
 )
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
+from dlrnn.ops import reference
 
 SMALL = {
     "dlr": lambda **options: DLR(4, 6, **options),
@@ -33,6 +35,19 @@ SMALL = {
 """A small layer of each kind, with four channels."""
 
 KERNEL_MIXERS = DLR, DSS, S4D, S4, SGConv
+ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu, "identity": lambda y: y}
+
+
+def convolved(layer, x, kernel):
+    """A kernel mixer by its definition, in float64 on the CPU, from its kernel [rows, K]."""
+    x, kernel, H = x.double().cpu(), kernel.double().cpu(), layer.d_model
+    left = kernel[H:] if layer.bidirectional else None
+    y = reference.convolution(x, kernel[:H], left) + layer.D.double().cpu() * x
+    if not layer.project:
+        return y
+    y = ACTIVATIONS[layer.activation](y)
+    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
+    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
 
 
 class Form(NamedTuple):

@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
+from mixers import convolved
 from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
-from torch.nn import functional as F
 
 from dlrnn import DLR, ops
 from dlrnn.bench.layer import bench_step
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
-from dlrnn.ops import OnlineState, reference
+from dlrnn.ops import OnlineState
 
 
 def random(*shape):
@@ -17,23 +17,13 @@ def random(*shape):
 
 def by_definition(layer, x):
     """The layer as the paper's equations say it, from the raw parameters alone, in float64."""
-    re, D = layer.log_lambda_re.double().cpu(), layer.D.double().cpu()
-    W, x = layer.W.double().cpu(), x.double().cpu()
+    re, W = layer.log_lambda_re.double().cpu(), layer.W.double().cpu()
     im = torch.zeros_like(re) if layer.real else layer.log_lambda_im.double().cpu()
     W = torch.complex(W[..., 0], torch.zeros_like(W[..., 0]) if layer.real else W[..., 1])
     lam = torch.exp(torch.complex(-(re**2), im))
     length = min(x.shape[1], layer.kernel_length or x.shape[1])
     K = torch.stack([(W * lam**k).sum(-1) for k in range(length)], dim=-1)
-    K = K.real * K.imag if layer.cast == "prod" else K.real
-    H = layer.d_model
-    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None) + D * x
-    if not layer.project:
-        return y
-    y = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu, "identity": lambda v: v}[layer.activation](
-        y
-    )
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    return convolved(layer, x, K.real * K.imag if layer.cast == "prod" else K.real)
 
 
 OPTIONS = [

@@ -1,4 +1,4 @@
-"""What only a GPU can show."""
+"""The layer on a GPU: CUDA graphs, no synchronisation, the benchmark."""
 
 import warnings
 
@@ -8,10 +8,7 @@ from support import DEVICE, assert_close
 
 from dlrnn import DLR
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("options", [{}, {"cast": "prod"}, {"bidirectional": True}], ids=str)

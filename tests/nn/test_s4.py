@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
+from mixers import convolved
 from support import DEVICE, assert_agree, assert_close, in_steps
-from torch.nn import functional as F
 
 from dlrnn.nn import S4, RecurrentState, param_groups
-from dlrnn.ops import OnlineState, reference
+from dlrnn.ops import OnlineState
 
 OPTIONS = [
     {},
@@ -64,15 +64,7 @@ def kernel_by_definition(layer, length):
 
 
 def by_definition(layer, x):
-    x, H = x.double().cpu(), layer.d_model
-    K = kernel_by_definition(layer, x.shape[1])
-    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None)
-    y = y + layer.D.double().cpu() * x
-    if not layer.project:
-        return y
-    y = {"gelu": F.gelu, "silu": F.silu}[layer.activation](y)
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    return convolved(layer, x, kernel_by_definition(layer, x.shape[1]))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 33, 64])

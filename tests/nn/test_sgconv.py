@@ -2,12 +2,13 @@ import math
 
 import pytest
 import torch
+from mixers import convolved
 from support import DEVICE, assert_agree, assert_close, in_steps, refused
 from torch.nn import functional as F
 
 from dlrnn.nn import SGConv, save_model
 from dlrnn.nn.sgconv import upsample
-from dlrnn.ops import OnlineState, reference
+from dlrnn.ops import OnlineState
 
 LENGTH, D_KERNEL = 70, 4  # 6 scales: 128 entries
 OPTIONS = [
@@ -57,14 +58,7 @@ def kernel_by_definition(layer, length):
 
 
 def by_definition(layer, x):
-    x, H = x.double().cpu(), layer.d_model
-    K = kernel_by_definition(layer, x.shape[1])
-    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None)
-    y = y + layer.D.double().cpu() * x
-    if not layer.project:
-        return y
-    y = F.gelu(y) @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    return convolved(layer, x, kernel_by_definition(layer, x.shape[1]))
 
 
 @pytest.mark.parametrize("length", [1, 2, 33, 70])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from mixers import convolved
 from support import DEVICE, assert_agree, assert_close, gradients
 
 from dlrnn.nn import DSS, S4D, param_groups
@@ -21,64 +22,36 @@ def series(dt, Lambda):
     return dt * sum((dt * Lambda) ** j / float(math.factorial(j + 1)) for j in range(40))
 
 
+def parameters_of(layer):
+    """dt [H], Lambda and W, complex, in float64."""
+    names = ("log_dt", "log_decay", "frequency", "W")
+    log_dt, a, b, W = (getattr(layer, name).double().cpu() for name in names)
+    return log_dt.exp(), torch.complex(-a.exp(), b), torch.complex(W[..., 0], W[..., 1])
+
+
 def dss_by_definition(layer, x):
-    """The layer as the paper's equations say it, from the raw parameters alone, in float64."""
-    a, b, log_dt, W, D, x = (
-        t.double().cpu()
-        for t in (layer.log_decay, layer.frequency, layer.log_dt, layer.W, layer.D, x)
-    )
-    Lambda, W = torch.complex(-a.exp(), b), torch.complex(W[..., 0], W[..., 1])
-    dt = log_dt.exp().repeat(W.shape[0] // len(D))  # both directions have the channel's step
+    """The layer as the paper's equations say it, from the raw parameters alone."""
+    dt, Lambda, W = parameters_of(layer)
     length = min(x.shape[1], layer.kernel_length or x.shape[1])
     kernels = []
-    for step, own in zip(dt, W, strict=True):
+    for step, own in zip(dt.repeat(len(W) // len(dt)), W, strict=True):
         weight = own * series(step, Lambda)
         rows = [(weight * torch.exp(step * Lambda * k)).sum().real for k in range(length)]
         kernels.append(torch.stack(rows))
-    K, H = torch.stack(kernels), layer.d_model
-    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None) + D * x
-    if not layer.project:
-        return y
-    y = torch.nn.functional.gelu(y)
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    return convolved(layer, x, torch.stack(kernels))
 
 
 def s4d_by_definition(layer, x):
-    """The full system of N states (each Lambda and its conjugate) run step by step, in float64."""
-    a, b, log_dt, W, D, x = (
-        t.double().cpu()
-        for t in (layer.log_decay, layer.frequency, layer.log_dt, layer.W, layer.D, x)
-    )
-    Lambda, W = torch.complex(-a.exp(), b), torch.complex(W[..., 0], W[..., 1])
+    """The full system of N states (each Lambda and its conjugate) run step by step."""
+    dt, Lambda, W = parameters_of(layer)
     Lambda = torch.cat((Lambda, Lambda.conj()), dim=-1)  # [H, N]
     W = torch.cat((W, W.conj()), dim=-1)  # [H or 2 H, N]
-    z = log_dt.exp()[:, None] * Lambda
-    A = torch.exp(z)  # B: (A - 1) / Lambda as its series, whose derivatives lose no digits
-    B = log_dt.exp()[:, None] * sum(z**j / float(math.factorial(j + 1)) for j in range(30))
-    H, length = layer.d_model, x.shape[1]
-
-    def impulse(weight):
-        state, kernel = B, []
-        for _ in range(length):
-            kernel.append((weight * state).sum(-1).real)
-            state = A * state
-        K = torch.stack(kernel, dim=-1)
-        cut = torch.arange(length) < (layer.kernel_length or length)
-        return torch.where(cut, K, 0)
-
-    right = impulse(W[:H])
-    y = [sum(right[:, i - j] * x[:, j] for j in range(i + 1)) for i in range(length)]
-    if layer.bidirectional:
-        left = impulse(W[H:])
-        for i in range(length):
-            y[i] = sum((left[:, j - i - 1] * x[:, j] for j in range(i + 1, length)), start=y[i])
-    y = torch.stack(y, dim=1) + D * x
-    if not layer.project:
-        return y
-    y = torch.nn.functional.gelu(y)
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    A = torch.exp(dt[:, None] * Lambda)
+    state, entries = series(dt[:, None], Lambda), []
+    for _ in range(min(x.shape[1], layer.kernel_length or x.shape[1])):
+        entries.append((W * state.repeat(len(W) // len(dt), 1)).sum(-1).real)
+        state = A * state
+    return convolved(layer, x, torch.stack(entries, dim=-1))
 
 
 DSS_OPTIONS = [

@@ -143,7 +143,6 @@ def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_twice_the_error_of_plain_pytorch(self, size):

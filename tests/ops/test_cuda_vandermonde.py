@@ -83,7 +83,6 @@ def with_gradients(op, W, log_lambda, dK):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize("case", [shared, own])
     def test_supported(self, case):

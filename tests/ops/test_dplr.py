@@ -14,8 +14,6 @@ from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
 from dlrnn.ops.matrix_power import matrix_power, times_power
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
-
 INTERPRETED = """
 from dlrnn.ops import dplr
 from dlrnn.ops.triton import dplr_weights, sections
@@ -171,7 +169,6 @@ def test_kernels_in_the_interpreter():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize(
     ("outputs", "channels", "pairs", "length"),
     [(1, 3, 32, 1000), (2, 128, 32, 4097), (2, 5, 40, 333), (1, 2, 1, 1), (1, 2, 8, 2**17)],

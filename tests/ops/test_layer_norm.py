@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 module = sys.modules["dlrnn.ops.layer_norm"]
 
 INTERPRETED = """
@@ -79,7 +78,6 @@ def test_differentiable_gradients_equal_pytorchs():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("shape", [(16, 4096, 128), (3, 1000, 48), (2, 70, 1000), (5, 256)])
 def test_on_a_gpu(shape, adds):
@@ -105,7 +103,6 @@ def test_on_a_gpu(shape, adds):
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize(
     "strided",
     [
@@ -125,7 +122,6 @@ def test_strides_on_a_gpu(strided):
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_second_derivatives_and_the_op_itself_on_a_gpu():
     x, added, weight, bias = made(2, 3, 16, dtype=torch.float32, device=DEVICE)
     torch.library.opcheck(module._normed, (x, added, weight, bias, 1e-5))

@@ -88,7 +88,6 @@ def twist(size):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_twice_the_error_of_plain_pytorch(self, size):

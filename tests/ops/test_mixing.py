@@ -190,7 +190,6 @@ def test_plans_fit(channels, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize(
         ("size", "activation"),  # B, L, H, columns, entries of the right and of the left kernel

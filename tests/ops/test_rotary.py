@@ -9,7 +9,6 @@ from support import DEVICE, assert_agree, assert_close, relative_error, run_inte
 from dlrnn import ops
 from dlrnn.ops import reference
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 module = sys.modules["dlrnn.ops.rotary"]
 
 INTERPRETED = """
@@ -82,7 +81,6 @@ def test_kernel_in_the_interpreter():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("shape", [(16, 4096, 8, 32), (3, 1000, 2, 6), (1, 5, 3, 128)])
@@ -107,7 +105,6 @@ def test_on_a_gpu(shape, own, dtype):
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_second_derivatives_and_the_op_itself_on_a_gpu():
     x = random(2, 3, 2, 4, dtype=torch.float32).requires_grad_()
     angles = random(1, 3, 2, dtype=torch.float32)

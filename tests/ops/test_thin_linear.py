@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 module = sys.modules["dlrnn.ops.thin_linear"]
 
 INTERPRETED = """
@@ -50,7 +49,6 @@ def test_kernels_in_the_interpreter():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize(
     ("shape", "columns"),
     [((16, 4096, 3), 128), ((16, 4096, 128), 8), ((7, 128), 1), ((3, 1000, 16), 48), ((9, 1), 500)],
@@ -77,7 +75,6 @@ def test_on_a_gpu(shape, columns):
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_second_derivatives_and_the_op_itself_on_a_gpu():
     x = torch.randn(6, 3, device=DEVICE, requires_grad=True)
     weight = torch.randn(32, 3, device=DEVICE, requires_grad=True)

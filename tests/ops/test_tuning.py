@@ -16,7 +16,6 @@ from dlrnn.cli import main
 from dlrnn.ops import tuning
 from dlrnn.ops.cuda import mixing
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 GPU = "NVIDIA Abacus"
 PLANS = (64, 4), (128, 4), (32, 8)
 
@@ -369,7 +368,6 @@ def test_all_plans_compile(compiled, arguments):  # noqa: F811
 
 
 @pytest.mark.gpu
-@ON_GPU
 class TestOnAGPU:
     @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
     def test_all_plans_give_one_answer(self, width):
