@@ -49,7 +49,7 @@ def by_definition(layer, x, lengths=None):
 
 @pytest.mark.parametrize(("router", "training"), KINDS)
 @pytest.mark.parametrize(("experts", "length"), [(4, 11), (3, 9), (2, 1), (5, 3)])
-def test_values_and_gradients_are_those_of_the_loop(router, training, experts, length):
+def test_values_and_gradients_equal_the_loop(router, training, experts, length):
     layer, x = make(experts, router, training=training), random(2, length, 6).requires_grad_()
     expected = by_definition(layer, x)  # first: training moves the thresholds
     assert_agree(layer(x), expected, (x, *layer.parameters()), 1e-12)

@@ -36,7 +36,7 @@ def test_forward_and_backward_can_be_captured(options):
         assert_close(have, want, 1e-6)
 
 
-def test_nothing_waits_for_the_device():
+def test_no_call_synchronises_with_the_device():
     layer = DLR(8, 32).to(DEVICE)
     x = torch.randn(2, 500, 8, device=DEVICE, requires_grad=True)
     lengths = torch.tensor([500, 20], device=DEVICE)

@@ -86,7 +86,7 @@ def test_fake_tensors_have_the_right_shapes(name):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_experts_under_checkpointing(reentrant):
+def test_experts_choose_the_same_under_checkpointing(reentrant):
     """A forward that is made again chooses the same experts, and learns nothing a second time."""
     torch.manual_seed(0)
     one, two = (Experts(4, 3, 5).double() for _ in range(2))
@@ -139,7 +139,7 @@ def test_a_sharded_tensor_is_not_saved(tmp_path):
         save_model(model, tmp_path / "a.safetensors")
 
 
-def test_experts_of_fake_tensors_behind_a_threshold():
+def test_experts_take_fake_tensors():
     with FakeTensorMode():
         layer = Experts(4, 3, 5, router="threshold")
         assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
@@ -192,7 +192,7 @@ print(torch.allclose(compiled(x), y))
 """
 
 
-def test_under_a_compiler():
+def test_compiled_experts_steps_and_kernel_reuse():
     """In a fresh interpreter: a compiler does not see through the shape checker of tests."""
     assert run_python(COMPILED).splitlines() == [
         "True",  # experts are one graph
@@ -233,7 +233,7 @@ def test_metrics_keep_no_graph():
     assert task.loss(output, batch).requires_grad
 
 
-def test_targets_are_tokens(unchecked):
+def test_targets_must_be_tokens(unchecked):
     tokens = torch.zeros(1, 4, dtype=torch.long)
     for targets in (tokens.float(), tokens.bool()):
         with refused("targets", "whole numbers"):

@@ -71,7 +71,7 @@ def test_a_padded_batch_equals_single_sequences(layer):
     assert not y[1, 4:].any()
 
 
-def test_the_contract_s_errors(layer):
+def test_the_contract_refuses_bad_input(layer):
     ahead = Decaying(3, bidirectional=True).to(DEVICE)
     x = random(2, 7, 3)
     for call, keywords in (

@@ -40,7 +40,7 @@ def test_shared_parameters_count_once_and_frozen_ones_are_left_out():
     assert [g["role"] for g in param_groups(nn.Linear(2, 2), lr=1.0)] == ["other"]
 
 
-def test_parameters_are_no_model(unchecked):
+def test_param_groups_refuses_parameters(unchecked):
     with refused("param_groups", "model", "generator"):
         param_groups(DLR(4, 6).parameters(), lr=1e-3)
 

@@ -79,7 +79,7 @@ def test_values_and_gradients_equal_the_definition(options, length):
 
 
 @pytest.mark.parametrize("states", [2, 6, 64])
-def test_at_the_start_it_is_the_dense_legs_system(states):
+def test_the_initial_layer_is_the_dense_legs_system(states):
     """From HiPPO's formula alone: A is real, lower triangular and far from normal.
 
     C lives in the coordinates of the layer; any other coordinates see it through the Markov
@@ -137,7 +137,7 @@ def test_every_parameter_value_is_stable():
     assert state.x.isfinite().all()
 
 
-def test_state_dict_and_groups():
+def test_state_dict_keys_and_parameter_groups():
     layer = S4(3, 6)
     kernel = {"log_decay", "frequency", "P", "B", "C", "log_dt"}
     assert set(layer.state_dict()) == kernel | {"D", "out.weight", "out.bias"}

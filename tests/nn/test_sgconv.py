@@ -71,7 +71,7 @@ def test_values_and_gradients_equal_the_definition(options, length):
 
 @pytest.mark.parametrize("factor", [1, 2, 8])
 @pytest.mark.parametrize("entries", [1, 2, 7])
-def test_upsampling_is_pytorchs(factor, entries):
+def test_upsampling_equals_pytorchs(factor, entries):
     values = random(3, entries).cpu()
     size = factor * entries
     expected = F.interpolate(values[None], size=size, mode="linear", align_corners=False)[0]
@@ -82,7 +82,7 @@ def test_upsampling_is_pytorchs(factor, entries):
     ("length", "d_kernel", "scales"),
     [(2**18, 4096, 7), (2**14, 4096, 3), (2**13, 4096, 1), (100, 4096, 1), (1, 1, 1), (70, 4, 6)],
 )
-def test_number_of_scales(length, d_kernel, scales):
+def test_the_number_of_scales_covers_the_length(length, d_kernel, scales):
     assert SGConv(1, length=length, d_kernel=d_kernel).scales == scales
 
 

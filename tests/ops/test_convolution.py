@@ -96,7 +96,7 @@ def test_a_missing_left_kernel_is_not_part_of_the_graph():
     assert {type(parent).__name__ for parent in parents} == {"AccumulateGrad"}
 
 
-def test_nothing_wraps_around():
+def test_the_convolution_does_not_wrap_around():
     """An impulse at the far end must not come back at the near one."""
     u = torch.zeros(1, 63, 1, dtype=torch.float64, device=DEVICE)
     u[0, -1] = 1
@@ -125,7 +125,7 @@ def test_half_precision_is_summed_in_fp32(dtype, kernel_length):
 
 
 @given(st.integers(1, 10**6))
-def test_fast_length(minimum):
+def test_fast_length_has_small_factors(minimum):
     size = ops.fast_length(minimum)
     assert minimum <= size <= max(2, 1.2 * minimum)
     assert size % 2 == 0

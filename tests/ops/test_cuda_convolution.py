@@ -48,7 +48,7 @@ ROWS = [(2**k, 2**k) for k in range(rings.SHORTEST, convolution.LONGEST + 1)]
 
 
 @pytest.mark.parametrize("rows", [*ROWS, (8192, 16384), (12288, 16384)])
-def test_rows_fit(rows):
+def test_plans_fit_on_a_multiprocessor(rows):
     plan = rings.Rows(*rows)
     assert plan.ring * plan.rings == plan.size
     assert plan.teams * plan.members % 32 == 0
@@ -62,7 +62,7 @@ def test_rows_fit(rows):
         assert relative_error(pairs.norm(dim=1), torch.ones(len(pairs))) < 1e-6
 
 
-def test_as_few_rings_as_do():
+def test_the_plan_has_as_few_negacyclic_ffts_as_needed():
     kernel = torch.empty(1, 16384)
     sizes = [(4096, 4096), (8192, 1), (16384, 16384), (16384, 8193), (16384, 1), (9000, 7385)]
     plans = [rings.rows_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
@@ -72,7 +72,7 @@ def test_as_few_rings_as_do():
 
 
 @pytest.mark.parametrize(("rings", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)])
-def test_the_mathematics_of_rings(rings, L, K):
+def test_negacyclic_ffts_give_the_convolution(rings, L, K):
     """rings.cuh and convolution.cu, in float64: a row, also one of more than N entries."""
     M = 16
     u, right, left = (torch.randn(n, dtype=torch.float64) for n in (L, K, K))
@@ -151,12 +151,12 @@ class TestOnAGPU:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("length", [4000, 9001, 20000])
-    def test_16_bit_inputs(self, dtype, length):
+    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype, length):
         kernels, arguments = made(2, length, 12, length, 3)
         assert_16_bit_inputs_are_right(kernels, *arguments, dtype)
 
     @pytest.mark.parametrize("length", [5001, 10001])
-    def test_rows_survive(self, length):
+    def test_channel_major_inputs_are_not_changed(self, length):
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
         rows_y, rows_u = kernels.forward_rows(u, right, left)
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
@@ -171,7 +171,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [500, 9001, 20000])
-    def test_the_op(self, length):
+    def test_the_op_equals_its_kernels(self, length):
         """`ops.convolution`, which keeps rows if gradients are wanted, is its kernels."""
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
         given = [x.requires_grad_() for x in (u, right, left)]
@@ -183,7 +183,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
-    def test_kernels_that_run_beside_others(self, size):
+    def test_overlapping_kernels_read_finished_inputs(self, size):
         """Captured and replayed, with two sets of inputs in turns: the same bits each time."""
         kernels, given = made(*size)
         inputs = [x.mT.contiguous().mT for x in given]
@@ -203,7 +203,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [5001, 10001, 20000])
-    def test_nan_comes_through(self, length):
+    def test_nan_reaches_its_outputs_only(self, length):
         kernels, (u, dy, right, left) = made(2, length, 6, length, 0)
         u[0, 3, 2] = dy[1, length - 1, 4] = math.nan
         y, du, d_right, _ = results(kernels, u, dy, right, left)

@@ -41,7 +41,7 @@ def test_convolutions(kernels, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_inputs(dtype):
+def test_16_bit_inputs_are_as_accurate_as_their_type(dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
 
 

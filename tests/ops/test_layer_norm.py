@@ -80,7 +80,7 @@ def test_differentiable_gradients_equal_pytorchs():
 @pytest.mark.gpu
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("shape", [(16, 4096, 128), (3, 1000, 48), (2, 70, 1000), (5, 256)])
-def test_on_a_gpu(shape, adds):
+def test_accuracy_on_a_gpu(shape, adds):
     x, added, weight, bias = made(*shape, dtype=torch.float32, device=DEVICE)
     inputs = [x, added, weight, bias] if adds else [x, weight, bias]
     dout = torch.randn_like(x)
@@ -122,7 +122,7 @@ def test_strides_on_a_gpu(strided):
 
 
 @pytest.mark.gpu
-def test_second_derivatives_and_the_op_itself_on_a_gpu():
+def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x, added, weight, bias = made(2, 3, 16, dtype=torch.float32, device=DEVICE)
     torch.library.opcheck(module._normed, (x, added, weight, bias, 1e-5))
     torch.library.opcheck(module._normed, (x, None, weight, bias, 1e-5))

@@ -116,7 +116,7 @@ def test_custom_ops_are_sound():
     torch.library.opcheck(mixing._ends_backward, arguments)
 
 
-def test_errors_of_the_convolution():
+def test_a_kernel_longer_than_the_input_is_refused():
     u, right, left, weight, bias = made(1, 4, 2, 2, 5, 0)
     with refused("right kernel", "5 entries", "4"):
         ops.mix(u, right, left, weight, bias)
@@ -176,7 +176,7 @@ class TestEmulated:
 
 @pytest.mark.parametrize("channels", range(16, 129, 16))
 @pytest.mark.parametrize("columns", range(16, 129, 16))
-def test_plans_fit(channels, columns):
+def test_plans_fit_in_shared_memory(channels, columns):
     for in_rows in (False, True):
         part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
         forward, backward = kernels.forward_plans(part), kernels.backward_plans(part)
@@ -223,14 +223,14 @@ class TestOnAGPU:
         for have, again in zip(fast, results(inputs, dout, ops.mix, activation), strict=True):
             assert torch.equal(have, again), "not deterministic"
 
-    def test_glu(self):
+    def test_glu_equals_the_composition(self):
         inputs = made(2, 500, 128, 256, 500, 0, dtype=torch.float32, device=DEVICE)
         exact = [x.detach().double() for x in inputs]
         assert relative_error(ops.mix(*inputs, glu=True), composed(*exact, "gelu", glu=True)) < 2e-6
 
     @pytest.mark.parametrize("in_rows", [False, True])
     @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
-    def test_epilogue_alone(self, width, in_rows):
+    def test_the_epilogue_alone(self, width, in_rows):
         """Many tiles a block, which a stage serves again and again, and a ragged last one."""
         batch, length = 20, 9001
         y = torch.randn(batch, length, width, device=DEVICE)
@@ -262,7 +262,7 @@ class TestOnAGPU:
             assert torch.equal(mine, again), "not deterministic, or not captured"
 
     @pytest.mark.parametrize("scale", [1e-25, 1e25])
-    def test_magnitudes(self, scale):
+    def test_very_small_and_large_inputs_keep_the_accuracy(self, scale):
         inputs = made(2, 1000, 64, 64, 1000, 0, dtype=torch.float32, device=DEVICE)
         scales = zip(inputs, (scale, 1, 1, 1, scale), strict=True)
         inputs = [(x * s).detach().requires_grad_() for x, s in scales]
@@ -273,7 +273,7 @@ class TestOnAGPU:
         for have, want in zip(fast, exact, strict=True):
             assert relative_error(have, want) < 2e-6
 
-    def test_zeros_and_nan(self):
+    def test_zeros_and_nan_stay_in_their_sequence(self):
         inputs = made(3, 1000, 64, 64, 1000, 0, dtype=torch.float32, device=DEVICE)
         with torch.no_grad():
             inputs[0][0] = 0
@@ -295,7 +295,7 @@ class TestOnAGPU:
         for have, want in zip(*found, strict=True):
             assert_close(have, want, 1e-4)
 
-    def test_memory(self):
+    def test_memory_is_three_activations(self):
         inputs = made(4, 4096, 128, 128, 4096, 0, dtype=torch.float32, device=DEVICE)
         size = inputs[0].numel() * 4
         ops.mix(*inputs).sum().backward()

@@ -97,12 +97,12 @@ def compiled(monkeypatch):
         (multiply_channels, (4096,)),
     ],
 )
-def test_it_compiles(compiled, run, arguments):
+def test_kernels_compile(compiled, run, arguments):
     run(*arguments)
     assert compiled
 
 
-def test_it_compiles_for_tf32(compiled):
+def test_kernels_compile_for_tf32(compiled):
     vandermonde.kernel.cache_clear()
     with tf32():
         multiply(4096)

@@ -19,7 +19,7 @@ def stream(u, kernel_of, start=0, window=None):
 
 
 @given(st.integers(1, 70), st.data())
-def test_steps_are_the_convolution(length, data):
+def test_steps_equal_the_convolution(length, data):
     start = data.draw(st.integers(0, length - 1))
     window = data.draw(st.none() | st.integers(1, 40))
     u = torch.randn(2, length, 3, dtype=torch.float64, device=DEVICE)

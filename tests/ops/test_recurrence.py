@@ -26,7 +26,7 @@ def test_steps_follow_the_recurrence():
     assert_close(state, last, 1e-13)
 
 
-def test_a_chunk_is_its_steps_gradients_included():
+def test_a_chunk_equals_its_steps_gradients_included():
     inputs = u, W, log_lambda, state = problem()
     expected, last = reference.recurrence(*(t.cpu() for t in inputs))
     kernel = ops.vandermonde(W, log_lambda, L)

@@ -65,7 +65,7 @@ def test_values_and_gradients_equal_the_definition(heads, d, own, far):
     assert ops.rotate(x[:, :0], positions[:, :0]).shape == (2, 0, heads, d)
 
 
-def test_stays_in_its_dtype_and_is_exact_far_away():
+def test_the_dtype_is_kept_and_large_positions_are_exact():
     x, positions = random(1, 3, 2, 8, dtype=torch.float32), positions_of([2**20, 2**24, 2**30])
     have = ops.rotate(x, positions)
     assert have.dtype == torch.float32
@@ -84,7 +84,7 @@ def test_kernel_in_the_interpreter():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("shape", [(16, 4096, 8, 32), (3, 1000, 2, 6), (1, 5, 3, 128)])
-def test_on_a_gpu(shape, own, dtype):
+def test_accuracy_on_a_gpu(shape, own, dtype):
     wide = random(*shape[:2], shape[2] + 1, shape[3]).to(dtype)
     x = wide[:, :, :-1].requires_grad_()
     positions = torch.arange(shape[1], device=DEVICE).expand(shape[0] if own else 1, -1)
@@ -105,7 +105,7 @@ def test_on_a_gpu(shape, own, dtype):
 
 
 @pytest.mark.gpu
-def test_second_derivatives_and_the_op_itself_on_a_gpu():
+def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x = random(2, 3, 2, 4, dtype=torch.float32).requires_grad_()
     angles = random(1, 3, 2, dtype=torch.float32)
     torch.library.opcheck(module._turned, (x, angles.cos(), angles.sin()))

@@ -53,7 +53,7 @@ def test_kernels_in_the_interpreter():
     ("shape", "columns"),
     [((16, 4096, 3), 128), ((16, 4096, 128), 8), ((7, 128), 1), ((3, 1000, 16), 48), ((9, 1), 500)],
 )
-def test_on_a_gpu(shape, columns):
+def test_accuracy_on_a_gpu(shape, columns):
     generator = torch.Generator(DEVICE).manual_seed(0)
     shapes = shape, (columns, shape[-1]), (columns,)
     inputs = [torch.randn(s, generator=generator, device=DEVICE).requires_grad_() for s in shapes]
@@ -75,7 +75,7 @@ def test_on_a_gpu(shape, columns):
 
 
 @pytest.mark.gpu
-def test_second_derivatives_and_the_op_itself_on_a_gpu():
+def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x = torch.randn(6, 3, device=DEVICE, requires_grad=True)
     weight = torch.randn(32, 3, device=DEVICE, requires_grad=True)
     bias = torch.randn(32, device=DEVICE, requires_grad=True)

@@ -332,14 +332,14 @@ print("the same")
 """
 
 
-def test_all_plans_in_the_interpreter():
+def test_all_plans_give_one_answer_in_the_interpreter():
     pytest.importorskip("triton")
     assert "the same" in run_interpreted(INTERPRETED)
 
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(("channels", "columns"), [(16, 32), (64, 48), (128, 16)])
-def test_all_plans_emulated(channels, columns):
+def test_all_plans_give_one_answer_emulated(channels, columns):
     in_rows = columns > 16
     y, dout = torch.randn(2, 130, channels), torch.randn(2, 130, columns)
     y = torch.nn.functional.pad(y.transpose(1, 2), (0, 2)).contiguous() if in_rows else y
@@ -377,7 +377,7 @@ class TestOnAGPU:
             for call in kernel_calls(width, positions, DEVICE):
                 require_one_answer(call)
 
-    def test_measured_for_real(self, monkeypatch, tmp_path, caplog):
+    def test_tuning_measures_on_a_gpu(self, monkeypatch, tmp_path, caplog):
         """As on a GPU that the shipped table does not know."""
         from dlrnn.ops.triton import layer_norm
 

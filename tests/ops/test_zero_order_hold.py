@@ -52,7 +52,7 @@ def integral(z, m):
 
 @pytest.mark.parametrize("radius", RADII)
 @pytest.mark.parametrize("angle", [1.6, 2.5, 3.141592653589793])
-def test_gain_and_its_derivative(radius, angle):
+def test_gain_and_derivative_equal_the_series(radius, angle):
     """At every |z|, 0 included; the quotient's derivative loses at most 1 / NEAR of its digits."""
     z = cmath.rect(radius, angle)
     Lambda = torch.tensor([[z.real, z.imag]], dtype=torch.float64, device=DEVICE).requires_grad_()
