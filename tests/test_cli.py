@@ -197,7 +197,9 @@ def test_bench_lengths_in_bf16():
     cpu = torch.device("cpu")
     for coarse, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
         run = partial(
-            lengths.run_mixer, layer, precision=partial(lengths.precision_of, cpu, coarse=coarse)
+            lengths.forward_backward,
+            layer,
+            precision=partial(lengths.precision_of, cpu, coarse=coarse),
         )
         assert least < lengths.error_of(layer, run, x, dy) <= most
 

@@ -19,6 +19,7 @@ from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
     announced,
+    forward_backward,
     machine,
     median_ms,
     relative_error,
@@ -112,18 +113,20 @@ def layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
     functions: dict[str, Callable[[], object]] = {}
     row: dict[str, Any] = {"case": case.name, "B": case.batch, "L": case.length}
-    truth = _with("torch", _run, _in_float64(layer, case), x[:1].double(), dy[:1].double())
+    truth = _with(
+        "torch", forward_backward, _in_float64(layer, case), x[:1].double(), dy[:1].double()
+    )
     for name in _backends("convolution", device):
-        answer = _with(name, _run, layer, x[:1], dy[:1])
+        answer = _with(name, forward_backward, layer, x[:1], dy[:1])
         pairs = zip(answer, truth, strict=True)
         errors = {f"{name} {k}": relative_error(*pair) for k, pair in enumerate(pairs)}
         require_right(errors, TOLERANCE)
         row[f"{name} error"] = max(errors.values())
-        functions[name] = partial(_with, name, _run, layer, x, dy)
+        functions[name] = partial(_with, name, forward_backward, layer, x, dy)
     del truth
     listing = ListingDLR(case.channels, case.states, bidirectional=case.two_sided).to(device)
     if case.kernel == case.length:  # the listing cannot cut kernels
-        functions["listing"] = partial(_run, listing, x, dy)
+        functions["listing"] = partial(forward_backward, listing, x, dy)
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:
         functions["attention bf16"] = partial(_attention, x)
     row |= times(functions, device, repeats, before)
@@ -191,12 +194,6 @@ def _with(backend: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)  # the default, which leaves to torch what it does not support
     with ops.use_backend(backend):
         return function(*arguments)
-
-
-def _run(layer: DLR, x: Tensor, dy: Tensor) -> list[Tensor]:
-    inputs = (x.detach().requires_grad_(), *layer.parameters())
-    y = layer(inputs[0])
-    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
 def _convolve(u: Tensor, right: Tensor, left: Tensor | None = None) -> list[Tensor]:
@@ -287,7 +284,9 @@ def _peers(case: Case, device: torch.device, repeats: int) -> dict[str, float | 
             continue
         coarse = peer.attends and device.type == "cuda"
         layer = peer.make(case).to(device)
-        run = partial(run_mixer, layer, precision=partial(precision_of, device, coarse=coarse))
+        run = partial(
+            forward_backward, layer, precision=partial(precision_of, device, coarse=coarse)
+        )
         name = f"layer {kind} bf16" if coarse else f"layer {kind}"
         error = error_of(layer, run, x[:1, :CHECKED], dy[:1, :CHECKED])
         row[f"{name} error"] = error
@@ -299,16 +298,6 @@ def _peers(case: Case, device: torch.device, repeats: int) -> dict[str, float | 
 def precision_of(device: torch.device, *, coarse: bool) -> AbstractContextManager[Any]:
     """Autocast to bf16, if `coarse`."""
     return torch.autocast(device.type, torch.bfloat16, enabled=coarse)
-
-
-def run_mixer(
-    layer: nn.Module, x: Tensor, dy: Tensor, *, precision: Callable[[], AbstractContextManager[Any]]
-) -> list[Tensor]:
-    """The output and every gradient, the input's first."""
-    inputs = (x.detach().requires_grad_(), *layer.parameters())
-    with precision():
-        y = layer(inputs[0])
-    return [y.detach(), *torch.autograd.grad(y, inputs, dy.to(y.dtype))]
 
 
 def error_of(

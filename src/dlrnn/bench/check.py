@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlrnn.bench.measure import relative_error
 from dlrnn.nn import DLR, load_layers
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -73,13 +74,15 @@ def check_layer(layer: DLR, dtype: torch.dtype, length: int) -> dict[str, Any]:
         whole = layer(x)
         padded = torch.nn.functional.pad(x, (0, 0, 0, 13), value=1.0)
         errors: dict[str, float | None] = {
-            "padded": _error(layer(padded, lengths=torch.tensor([length]))[:, :length], whole),
+            "padded": relative_error(
+                layer(padded, lengths=torch.tensor([length]))[:, :length], whole
+            ),
             "chunks": None,
             "steps": None,
         }
         if not layer.bidirectional:
-            errors["chunks"] = _error(_in_chunks(layer, x), whole)
-            errors["steps"] = _error(_in_steps(layer, x), whole)
+            errors["chunks"] = relative_error(_in_chunks(layer, x), whole)
+            errors["steps"] = relative_error(_in_steps(layer, x), whole)
     streamed = [errors[name] for name in ("chunks", "steps")]
     ok = all(error is None or error <= TOLERANCE[dtype] for error in streamed)
     ok = ok and errors["padded"] is not None and errors["padded"] <= PADDED[dtype]
@@ -103,8 +106,3 @@ def _in_steps(layer: DLR, x: Tensor) -> Tensor:
         y, state = layer.step(x_t, state)
         outputs.append(y)
     return torch.stack(outputs, dim=1)
-
-
-def _error(value: Tensor, reference: Tensor) -> float:
-    size = float(reference.norm())
-    return float((value - reference).norm()) / (size or 1.0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
+    forward_backward,
     machine,
     median_ms,
     peak_bytes,
@@ -64,9 +65,11 @@ def bench_layer(
     require_right(errors["dlrnn"], TOLERANCE)
     if length <= SHORT:
         require_right(errors["listing"], LISTING_TOLERANCE)
-    functions = {name: partial(_run, layer, x, dy) for name, layer in _named(ours, listing)}
+    functions = {
+        name: partial(forward_backward, layer, x, dy) for name, layer in _named(ours, listing)
+    }
     times = seconds(functions, where, repeats)
-    kept = sum(t.numel() * t.element_size() for t in _run(ours, x, dy))
+    kept = sum(t.numel() * t.element_size() for t in forward_backward(ours, x, dy))
     rows = {
         name: {
             "ms": round(median_ms(times[name]), 3),
@@ -117,18 +120,17 @@ def _named(ours: DLR, listing: DLR) -> list[tuple[str, DLR]]:
     return [("dlrnn", ours), ("listing", listing)]
 
 
-def _run(layer: DLR, x: Tensor, dy: Tensor) -> list[Tensor]:
-    inputs = (x.detach().requires_grad_(), *layer.parameters())
-    y = layer(inputs[0])
-    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
-
-
 def _errors(layer: DLR, kind: type[DLR], x: Tensor, dy: Tensor) -> dict[str, float]:
     """Relative errors of output and gradients, against a layer of this kind in float64."""
     exact = kind(layer.d_model, layer.d_state).to(x.device).double()
     exact.load_state_dict(layer.state_dict())
     names = ["y", "x", *(name for name, _ in layer.named_parameters())]
-    pairs = zip(names, _run(layer, x, dy), _run(exact, x.double(), dy.double()), strict=True)
+    pairs = zip(
+        names,
+        forward_backward(layer, x, dy),
+        forward_backward(exact, x.double(), dy.double()),
+        strict=True,
+    )
     return {name: relative_error(have, want) for name, have, want in pairs}
 
 

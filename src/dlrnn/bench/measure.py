@@ -5,11 +5,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Item = TypeVar("Item")
 
@@ -101,6 +101,19 @@ def require_right(errors: dict[str, float], tolerance: float) -> None:
     if wrong:
         shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
         raise RuntimeError(f"no number on red: errors above {tolerance:.0e}: {shown}")
+
+
+def forward_backward(
+    layer: nn.Module,
+    x: Tensor,
+    dy: Tensor,
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[Tensor]:
+    """The output and every gradient, the input's first, inside a context such as autocast."""
+    inputs = (x.detach().requires_grad_(), *layer.parameters())
+    with precision():
+        y = layer(inputs[0])
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy.to(y.dtype))]
 
 
 def median_ms(times: list[float]) -> float:
