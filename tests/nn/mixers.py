@@ -1,5 +1,6 @@
 """Every mixer in every form, for the tests of what all of them must do."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +23,15 @@ from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
 from dlrnn.ops import reference
 
 SMALL = {
-    "dlr": lambda **options: DLR(4, 6, **options),
-    "dss": lambda **options: DSS(4, 6, **options),
-    "s4d": lambda **options: S4D(4, 6, **options),
-    "s4": lambda **options: S4(4, 6, **options),
-    "sgconv": lambda **options: SGConv(4, length=16, d_kernel=4, **options),
-    "attention": lambda **options: Attention(4, heads=2, **options),
-    "attention-ff": lambda **options: AttentionFF(4, heads=2, d_ff=8, **options),
-    "local-attention": lambda **options: LocalAttention(4, heads=2, chunk=4, **options),
-    "experts": lambda **options: Experts(4, 3, 5, **options),
+    "dlr": partial(DLR, d_model=4, d_state=6),
+    "dss": partial(DSS, d_model=4, d_state=6),
+    "s4d": partial(S4D, d_model=4, d_state=6),
+    "s4": partial(S4, d_model=4, d_state=6),
+    "sgconv": partial(SGConv, d_model=4, length=16, d_kernel=4),
+    "attention": partial(Attention, d_model=4, heads=2),
+    "attention-ff": partial(AttentionFF, d_model=4, heads=2, d_ff=8),
+    "local-attention": partial(LocalAttention, d_model=4, heads=2, chunk=4),
+    "experts": partial(Experts, d_model=4, experts=3, d_ff=5),
 }
 """A small layer of each kind, with four channels."""
 
