@@ -14,6 +14,15 @@ if DEVICE.type == "cpu":  # here, so that it holds for fixtures of a module, too
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests marked `gpu` are skipped on a CPU."""
+    if DEVICE.type != "cuda":
+        skip = pytest.mark.skip(reason="needs a CUDA device: make test-gpu")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
 @pytest.fixture(autouse=True)
 def surroundings():
     """In deterministic mode `torch.empty` gives NaN, so that an entry nobody wrote shows."""

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +42,57 @@ def random_modes(rows, states, dtype=torch.float64, modulus=(0.99, 1.0), seed=0)
 
 def gradients(output, inputs, grad):
     return torch.autograd.grad(output, inputs, grad.to(output), materialize_grads=True)
+
+
+def assert_agree(
+    value, reference, inputs, tolerance, gradient_tolerance=None, *, truth=None, negligible=0.0
+):
+    """The values agree, and so do the gradients of a random sum of them, which are returned.
+
+    `gradient_tolerance` is one number or one for each input. `truth` are the inputs of the
+    reference, where they are other tensors. A gradient whose reference is at most `negligible`
+    must itself be that small.
+    """
+    assert_close(value, reference, tolerance)
+    grad = torch.randn(reference.shape, dtype=torch.float64)
+    have = gradients(value, inputs, grad)
+    expected = gradients(reference, inputs if truth is None else truth, grad)
+    if not isinstance(gradient_tolerance, Sequence):
+        gradient_tolerance = [gradient_tolerance or tolerance] * len(expected)
+    for mine, other, allowed in zip(have, expected, gradient_tolerance, strict=True):
+        if other.norm() > negligible or not negligible:
+            assert_close(mine, other, allowed)
+        else:
+            assert mine.norm() <= negligible
+    return have, expected
+
+
+def in_chunks(layer, x, sizes, state=None):
+    """The outputs for x [B, L, H], read in chunks of these sizes, and the last state."""
+    outputs = []
+    for chunk in x.split(sizes, dim=1):
+        y, state = layer(chunk, state, return_state=True)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
+def in_steps(layer, x, state=None):
+    """The same, read position by position."""
+    outputs = []
+    for x_t in x.unbind(1):
+        y, state = layer.step(x_t, state)
+        outputs.append(y)
+    return torch.stack(outputs, dim=1), state
+
+
+@contextmanager
+def refused(*keywords: str, error: type[Exception] = ValueError):
+    """The block must raise `error` with a message that holds every keyword, in any wording."""
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    missing = [keyword for keyword in keywords if keyword not in message]
+    assert not missing, f"{missing} not in: {message}"
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -67,7 +67,7 @@ def test_bench_gives_no_number_on_red(capsys, monkeypatch):
     small = ["--d-state", "8", "--length", "50", "--device", "cpu"]
     for case in ("layer", "kernel"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dlrnn.bench.{case}.TOLERANCE", 0.0)
+            patch.setattr("dlrnn.bench.layer.TOLERANCE", 0.0)
             assert main(["bench", case, *small]) == 1
         captured = capsys.readouterr()
         assert "no number on red" in captured.err
@@ -155,7 +155,7 @@ def test_bench_tables_has_attention_in_bf16_on_a_gpu(monkeypatch):
 
 def test_bench_lengths(capsys, monkeypatch):
     """Every mixer at every length; one that is wrong has no time."""
-    lengths = importlib.import_module("dlrnn.bench.lengths")
+    lengths = importlib.import_module("dlrnn.bench.cases")
     wide = lengths.PEERS["attention"]._replace(up_to=8)
     monkeypatch.setitem(lengths.PEERS, "attention", wide)
     wrong = lengths.Peer(lambda case: Wrong(case.channels))
@@ -191,15 +191,17 @@ class Wrong(torch.nn.Linear):
 
 def test_bench_lengths_in_bf16():
     """As on a GPU: attention is checked with another tolerance."""
-    lengths = importlib.import_module("dlrnn.bench.lengths")
+    lengths = importlib.import_module("dlrnn.bench.cases")
     torch.manual_seed(0)
     layer, x, dy = lengths.Attention(16), torch.randn(1, 50, 16), torch.randn(1, 50, 16)
     cpu = torch.device("cpu")
     for coarse, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
         run = partial(
-            lengths._run, layer, precision=partial(lengths._precision, cpu, coarse=coarse)
+            lengths.forward_backward,
+            layer,
+            precision=partial(lengths.precision_of, cpu, coarse=coarse),
         )
-        assert least < lengths._error(layer, run, x, dy) <= most
+        assert least < lengths.error_of(layer, run, x, dy) <= most
 
 
 def test_bench_step(capsys):

@@ -48,10 +48,66 @@ def test_a_folder_imports_only_from_folders_before_it(path):
     assert not wrong, f"{path.name} imports {sorted(wrong)}, against the direction"
 
 
-def test_the_test_can_fail(tmp_path):
+def test_imports_inside_functions_count(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from dlrnn import nn\n    import dlrnn.analysis.fit\n")
     assert imported(bad) == {"nn", "analysis"}
+
+
+TESTS = Path(__file__).parent
+OURS = {"dlrnn", *(path.stem for path in TESTS.rglob("*.py"))}
+
+REMAINING = {
+    "src/ops/channel_vandermonde.py": {"_fine_table", "_matmul", "_split", "_workspace"},
+    "src/ops/triton/dplr_weights.py": {"_times"},
+    "src/ops/tuning.py": {"_cache_folder"},
+    "src/tasks/fetch.py": {"_nearest_there"},
+    "src/tasks/imports.py": {"_check_folder", "_found", "_header", "_locked"},
+    "tests/ops/test_long_convolution.py": {"_Ring", "_column_tables", "_smallest_ring", "_tile"},
+    "tests/paper/test_sweep.py": {"_command"},
+    "tests/tasks/test_random.py": {"_GOLDEN", "_mix", "_signed"},
+    "tests/tasks/test_tasks_outside.py": {"_hashed"},
+    "tests/test_cli_training.py": {"_curves", "_images"},
+    "tests/train/test_train.py": {"_processes_here"},
+}
+"""Imports of private names that are still there: to be emptied, nothing may be added."""
+
+
+def private_imports(path: Path) -> set[str]:
+    """The names with a leading underscore that a file imports from other modules of ours."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in OURS:
+            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            every = [alias.name.split(".") for alias in node.names]
+            parts = [part for each in every if each[0] in OURS for part in each]
+        else:
+            continue
+        names |= {part for part in parts if part[0] == "_" and part not in SINGLE}
+    return names
+
+
+def test_no_module_imports_a_private_name():
+    """From src and from tests alike; a private name that is needed elsewhere becomes public."""
+    found = {}
+    for root, name in ((SOURCE, "src"), (TESTS, "tests")):
+        for path in root.rglob("*.py"):
+            if names := private_imports(path):
+                found[f"{name}/{path.relative_to(root).as_posix()}"] = names
+    new = {path: names - REMAINING.get(path, set()) for path, names in found.items()}
+    assert not any(new.values()), {path: names for path, names in new.items() if names}
+    gone = {path: names - found.get(path, set()) for path, names in REMAINING.items()}
+    assert not any(gone.values()), f"to be removed from REMAINING: {gone}"
+
+
+def test_private_imports_are_found(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from dlrnn.ops import _a, b\nimport dlrnn._c\ndef f():\n    from support import _d\n"
+        "from dlrnn._version import __version__\nfrom os import _exit\n"
+    )
+    assert private_imports(bad) == {"_a", "_c", "_d"}
 
 
 def test_importing_the_package_does_not_load_torch():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import refused
 
 from dlrnn.analysis import System, compress, layer_of, prod_as_dlr, system_of
 from dlrnn.nn import DLR, S4D
@@ -261,23 +262,20 @@ def test_compress_leaves_the_layer_and_the_random_numbers_alone():
 
 
 def test_what_cannot_be_compressed_is_refused(unchecked):
-    with pytest.raises(ValueError, match="prod_as_dlr"):
+    with refused("cast='real'", "prod_as_dlr"):
         compress(fresh(2, 4, cast="prod"), 2)
-    for d_state in (0, -1, 5):
-        with pytest.raises(ValueError, match=f"between 1 and the layer's 4, not {d_state}"):
+    for d_state in (0, -1, 5, 2.5, "4"):
+        with refused("d_state", "between 1 and", "4", repr(d_state)):
             compress(fresh(2, 4), d_state)
-    for wrong in (2.5, "4"):
-        with pytest.raises(ValueError, match="between 1 and the layer's 4, not"):
-            compress(fresh(2, 4), wrong)
-    with pytest.raises(ValueError, match=r"^compress takes a DLR layer, not a S4D"):
+    with refused("compress", "DLR layer", "S4D"):
         compress(S4D(4, 8), 2)
     layer = fresh(2, 4)
     with torch.no_grad():
         layer.W[0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"^W holds nan at \[0, 0, 0\]"):
+    with refused("W", "nan", "[0, 0, 0]"):
         compress(layer, 2)
     layer = fresh(2, 4)
     with torch.no_grad():
         layer.log_lambda_re[1] = 0
-    with pytest.raises(ValueError, match=r"1 of the 4 states have \|lambda\| = 1"):
+    with refused("1 of the 4 states", "|lambda| = 1"):
         compress(layer, 2)

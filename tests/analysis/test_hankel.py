@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dlrnn.analysis.hankel import _orthonormal_states, balance
+from dlrnn.analysis.compress import balance, orthonormal_states
 
 
 def modes(kind, states, channels=2):
@@ -40,7 +40,7 @@ KINDS = ["short", "long", "alternating", "real", "zero", "twice"]
 @pytest.mark.parametrize("states", [1, 2, 7, 20])
 def test_the_chain_is_orthonormal_and_has_the_right_modes(kind, states):
     log_lambda, _ = modes(kind, states)
-    A, B, T = _orthonormal_states(log_lambda)
+    A, B, T = orthonormal_states(log_lambda)
     identity = torch.eye(2 * states, dtype=torch.float64)
     assert (A @ A.T + torch.outer(B, B) - identity).abs().max() < 1e-14
     lam = log_lambda.exp()
@@ -55,7 +55,7 @@ def test_the_chain_is_orthonormal_and_has_the_right_modes(kind, states):
 @pytest.mark.parametrize("states", [1, 2, 7, 20])
 def test_the_chain_is_a_square_root_of_the_cauchy_matrix(kind, states):
     log_lambda, _ = modes(kind, states)
-    _, _, T = _orthonormal_states(log_lambda)
+    _, _, T = orthonormal_states(log_lambda)
     cauchy = -1 / torch.expm1(log_lambda[:, None] + log_lambda.conj())
     size = cauchy.diagonal().real.sqrt()
     error = ((T @ T.mH - cauchy) / torch.outer(size, size)).abs().max()

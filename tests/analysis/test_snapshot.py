@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support import DEVICE
+from support import DEVICE, refused
 
 from dlrnn.analysis.snapshot import snapshot
 from dlrnn.models import ModelConfig, build_model
@@ -72,5 +72,5 @@ def test_a_snapshot_names_its_layers():
     assert (taken["step"], taken["length"]) == (10, 32)
     assert [each["name"] for each in taken["layers"]] == ["blocks.0.mixer", "blocks.1.mixer"]
     assert snapshot(model_of("attention", heads=2), 0, 32)["layers"] == []
-    with pytest.raises(ValueError, match="length of at least 1"):
+    with refused("length", "at least 1"):
         snapshot(model, 0, 0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import refused
 
 from dlrnn.analysis import (
     System,
@@ -78,17 +79,17 @@ def test_a_long_kernel_makes_no_three_dimensional_tensor():
 
 
 @pytest.mark.parametrize(
-    ("lam", "w", "sentence"),
+    ("lam", "w", "keywords"),
     [
-        (torch.ones(2, 1).cdouble(), torch.ones(1, 2).cdouble(), "lam must have the shape"),
-        (torch.ones(2).cdouble(), torch.ones(1, 3).cdouble(), r"w must have the shape \[H, 2\]"),
-        (torch.ones(2).cdouble(), torch.ones(1, 2).cfloat(), "w must be complex128"),
-        (torch.ones(0).cdouble(), torch.ones(1, 0).cdouble(), "at least one state"),
-        (torch.full((1,), math.nan).cdouble(), torch.ones(1, 1).cdouble(), "lam holds a NaN"),
+        (torch.ones(2, 1).cdouble(), torch.ones(1, 2).cdouble(), ("lam", "[N]", "[2, 1]")),
+        (torch.ones(2).cdouble(), torch.ones(1, 3).cdouble(), ("w", "[H, 2]", "[1, 3]")),
+        (torch.ones(2).cdouble(), torch.ones(1, 2).cfloat(), ("w", "complex128", "complex64")),
+        (torch.ones(0).cdouble(), torch.ones(1, 0).cdouble(), ("lam", "at least one state")),
+        (torch.full((1,), math.nan).cdouble(), torch.ones(1, 1).cdouble(), ("lam", "finite")),
     ],
 )
-def test_a_bad_system_is_refused(lam, w, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_a_bad_system_is_refused(lam, w, keywords):
+    with refused(*keywords):
         System(lam, w)
 
 
@@ -139,7 +140,7 @@ def test_layer_of_a_bidirectional_system():
     again = layer_of(system_of(layer), bidirectional=True)
     u = torch.randn(2, 9, 3, dtype=torch.float64)
     close(again(u).detach(), layer(u).detach())
-    with pytest.raises(ValueError, match="even number and not 3"):
+    with refused("bidirectional", "even", "3"):
         layer_of(random_system(3, 2), bidirectional=True)
 
 
@@ -153,7 +154,7 @@ def test_layer_of_draws_no_random_numbers():
 
 def test_layer_of_a_growing_system_is_refused():
     grows = System(torch.tensor([0.5, 1.25j]).cdouble(), torch.ones(1, 2).cdouble())
-    with pytest.raises(ValueError, match=r"largest \|lambda\| of this system is 1\.25"):
+    with refused("|lambda| <= 1", "1.25"):
         layer_of(grows)
 
 
@@ -184,7 +185,7 @@ def test_kernel_of_a_kronecker_product_is_the_product_of_kernels(channels, m, n,
 
 
 def test_kronecker_of_different_channels_is_refused():
-    with pytest.raises(ValueError, match="not 2 and 3"):
+    with refused("channels", "2 and 3"):
         kronecker(random_system(2, 2), random_system(3, 2))
 
 
@@ -267,8 +268,7 @@ def test_a_defective_matrix_is_refused(size, eigenvalue, rotated):
         g = torch.Generator().manual_seed(size)
         Q = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64)).Q
         J = Q @ J @ Q.T
-    sentence = r"condition number of its eigenvectors is \S+, and it must be at most 1e\+07"
-    with pytest.raises(ValueError, match=sentence):
+    with refused("diagonalised", "condition number", "at most 1e+07"):
         from_linear_rnn(J, torch.ones(size), torch.ones(size))
 
 
@@ -279,22 +279,22 @@ def test_a_nearly_defective_matrix_keeps_eight_digits_or_is_refused():
         if gap > 3e-7:
             close(from_linear_rnn(A, B, C).kernel(30), slow_rnn_kernel(A, B, C, 30), 1e-8)
         else:
-            with pytest.raises(ValueError, match="condition number"):
+            with refused("condition number"):
                 from_linear_rnn(A, B, C)
 
 
 @pytest.mark.parametrize(
-    ("A", "B", "C", "sentence"),
+    ("A", "B", "C", "keywords"),
     [
-        (torch.ones(2, 3), torch.ones(3), torch.ones(3), r"A must be square.*not \[2, 3\]"),
-        (torch.ones(()), torch.ones(1), torch.ones(1), "A must be square"),
-        (torch.eye(2), torch.ones(3), torch.ones(2), r"B must have the shape \[2\] or \[2, 1\]"),
-        (torch.eye(2), torch.ones(1, 2), torch.ones(2), "B must have the shape"),
-        (torch.eye(2), torch.ones(2), torch.ones(2, 3), r"C must have the shape \[H, 2\]"),
-        (torch.eye(2) * math.nan, torch.ones(2), torch.ones(2), "A holds a NaN"),
-        (torch.eye(2), torch.ones(2), torch.full((2,), math.inf), "C holds a NaN or an inf"),
+        (torch.ones(2, 3), torch.ones(3), torch.ones(3), ("A", "square", "[2, 3]")),
+        (torch.ones(()), torch.ones(1), torch.ones(1), ("A", "square", "[]")),
+        (torch.eye(2), torch.ones(3), torch.ones(2), ("B", "[2] or [2, 1]", "[3]")),
+        (torch.eye(2), torch.ones(1, 2), torch.ones(2), ("B", "[2] or [2, 1]", "[1, 2]")),
+        (torch.eye(2), torch.ones(2), torch.ones(2, 3), ("C", "[H, 2]", "[2, 3]")),
+        (torch.eye(2) * math.nan, torch.ones(2), torch.ones(2), ("A", "finite")),
+        (torch.eye(2), torch.ones(2), torch.full((2,), math.inf), ("C", "finite")),
     ],
 )
-def test_bad_matrices_are_refused(A, B, C, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_matrices_are_refused(A, B, C, keywords):
+    with refused(*keywords):
         from_linear_rnn(A, B, C)

@@ -2,38 +2,28 @@ import math
 
 import pytest
 import torch
-from support import DEVICE, assert_close, gradients
-from torch.nn import functional as F
+from mixers import convolved
+from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 
-from dlrnn import DLR
-from dlrnn.ops import reference
+from dlrnn import DLR, ops
+from dlrnn.bench.layer import bench_step
+from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
+from dlrnn.ops import OnlineState
 
 
-def layer_and_input(batch=2, length=33, dtype=torch.float64, **options):
-    layer = DLR(4, 6, **options).to(DEVICE, dtype)
-    x = torch.randn(batch, length, 4, dtype=dtype, device=DEVICE, requires_grad=True)
-    return layer, x
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
 
 
 def by_definition(layer, x):
     """The layer as the paper's equations say it, from the raw parameters alone, in float64."""
-    re, D = layer.log_lambda_re.double().cpu(), layer.D.double().cpu()
-    W, x = layer.W.double().cpu(), x.double().cpu()
+    re, W = layer.log_lambda_re.double().cpu(), layer.W.double().cpu()
     im = torch.zeros_like(re) if layer.real else layer.log_lambda_im.double().cpu()
     W = torch.complex(W[..., 0], torch.zeros_like(W[..., 0]) if layer.real else W[..., 1])
     lam = torch.exp(torch.complex(-(re**2), im))
     length = min(x.shape[1], layer.kernel_length or x.shape[1])
     K = torch.stack([(W * lam**k).sum(-1) for k in range(length)], dim=-1)
-    K = K.real * K.imag if layer.cast == "prod" else K.real
-    H = layer.d_model
-    y = reference.convolution(x, K[:H], K[H:] if layer.bidirectional else None) + D * x
-    if not layer.project:
-        return y
-    y = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu, "identity": lambda v: v}[layer.activation](
-        y
-    )
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+    return convolved(layer, x, K.real * K.imag if layer.cast == "prod" else K.real)
 
 
 OPTIONS = [
@@ -54,15 +44,10 @@ OPTIONS = [
 
 @pytest.mark.parametrize("length", [1, 2, 33])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_layer_is_its_definition_gradients_included(options, length):
-    layer, x = layer_and_input(length=length, **options)
-    y, expected = layer(x), by_definition(layer, x)
-    assert_close(y, expected, 1e-12)
+def test_values_and_gradients_equal_the_definition(options, length):
+    layer, x = DLR(4, 6, **options).to(DEVICE).double(), random(2, length, 4).requires_grad_()
     inputs = (x, *layer.parameters())
-    grad = torch.randn_like(expected)
-    want = gradients(expected, inputs, grad)
-    for have, wanted in zip(gradients(y, inputs, grad), want, strict=True):
-        assert_close(have, wanted, 1e-11)
+    assert_agree(layer(x), by_definition(layer, x), inputs, 1e-12, 1e-11)
 
 
 def test_fp32_at_a_long_length():
@@ -108,19 +93,11 @@ def test_initialisation_is_the_papers():
     torch.testing.assert_close(equal.detach(), torch.full((64,), math.sqrt(1e-5 / 2)))
 
 
-def test_dropout_only_in_training():
-    layer, x = layer_and_input(dropout=0.5)
-    layer.train()
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
-
-
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu", "identity"])
 def test_dropout_before_the_activation_is_dropout_behind_it(activation):
     """On the CPU both orders draw the same mask, so that they can be compared."""
-    layer, x = layer_and_input(dropout=0.3, activation=activation, glu=True, bidirectional=True)
-    layer, x = layer.cpu().train(), x.cpu()
+    layer = DLR(4, 6, dropout=0.3, activation=activation, glu=True, bidirectional=True).double()
+    x = torch.randn(2, 33, 4, dtype=torch.float64, requires_grad=True)
 
     def answers():
         torch.manual_seed(0)
@@ -128,12 +105,12 @@ def test_dropout_before_the_activation_is_dropout_behind_it(activation):
         return y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
 
     have = answers()
-    layer.out.register_forward_hook(lambda *_: None)  # who looks at the map gets the plain order
+    layer.out.register_forward_hook(lambda *_: None)  # a hooked map gets the plain order
     for mine, plain in zip(have, answers(), strict=True):
         assert_close(mine, plain, 1e-10)
 
 
-def test_dropout_drops_and_enlarges():
+def test_dropout_zeroes_a_share_and_rescales_the_rest():
     layer = DLR(32, 8, dropout=0.25, activation="identity").to(DEVICE).train()
     with torch.no_grad():
         layer.out.weight.copy_(torch.eye(32))
@@ -143,29 +120,6 @@ def test_dropout_drops_and_enlarges():
     kept = y != 0
     assert 0.7 < kept.double().mean() < 0.8
     assert_close(y[kept], whole[kept] / 0.75, 1e-5)
-
-
-def test_a_later_input_never_changes_an_earlier_output():
-    layer, x = layer_and_input(dtype=torch.float32)
-    changed = x.detach().clone()
-    changed[:, 20:] += 1
-    assert_close(layer(changed)[:, :20], layer(x)[:, :20], 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_kernel_and_state_in_fp32(dtype):
-    layer, x = layer_and_input(dtype=torch.float32)
-    kernel = layer.kernel(33)
-    with torch.autocast(DEVICE.type, dtype=dtype):
-        assert torch.equal(layer.kernel(33), kernel)
-        y, state = layer(x, return_state=True)
-        y_half, state_half = layer(x.to(dtype), return_state=True)
-        y_step, state_step = layer.step(x[:, 0].to(dtype), state_half)
-    assert y.dtype == y_half.dtype == y_step.dtype == dtype
-    assert state.x.dtype == state_half.x.dtype == state_step.x.dtype == torch.float32
-    assert_close(y, layer(x), 1e-2)  # bf16 has 8 bits
-    y.float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
 def test_autocast_does_not_round_what_is_not_a_projection():
@@ -183,28 +137,6 @@ def test_autocast_does_not_round_what_is_not_a_projection():
     assert_close(y, expected[:, 10], 1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"kernel_length": 3}], ids=str)
-def test_second_derivative_through_the_layer(options):
-    layer = DLR(2, 3, activation="silu", **options).to(DEVICE).double()
-    x = torch.randn(1, 7, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-
-    def call(x, *values):
-        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
-
-    assert torch.autograd.gradgradcheck(call, (x, *parameters))
-
-
-def test_options_make_the_layer_again():
-    options = {
-        **{"d_model": 4, "d_state": 6, "bidirectional": True, "cast": "prod", "real": False},
-        **{"kernel_length": 9, "dt_min": 1e-3, "dt_max": 1e-2, "glu": True, "activation": "silu"},
-        **{"dropout": 0.25, "project": True},
-    }
-    assert DLR(**options).options() == options
-    assert DLR(**DLR(4, 6, real=True).options()).options() == DLR(4, 6, real=True).options()
-
-
 def test_float64_phases_are_float64():
     layer = DLR(2, 6).double()
     layer.reset_parameters()
@@ -212,13 +144,8 @@ def test_float64_phases_are_float64():
     assert torch.equal(layer.log_lambda_im.detach(), expected)
 
 
-def test_print_shows_what_it_is():
-    shown = repr(DLR(4, 6, glu=True, kernel_length=9, cast="prod"))
-    assert "d_model=4, glu, kernel_length=9, d_state=6, cast='prod'" in shown
-
-
 def test_hooks_of_the_linear_map_are_called():
-    """Whole as in chunks: whoever looks at `out`, or changes its weight, is not passed by."""
+    """Whole as in chunks: a hook that looks at `out`, or changes its output, runs."""
     layer, x = DLR(6, 8).to(DEVICE), torch.randn(2, 12, 6, device=DEVICE)
     whole = layer(x)
     seen = []
@@ -228,3 +155,93 @@ def test_hooks_of_the_linear_map_are_called():
     assert len(seen) == 2
     hook.remove()
     assert_close(layer(x), whole, 1e-6)
+
+
+# ---------------------------------------------------------------------------------- streaming
+
+
+MANY = PROD_PAIRS_UP_TO + 1  # from here on DLR-prod streams by online convolution
+
+
+def make(dtype=torch.float64, **options):
+    """|lambda| between 0.99 and 1: what was read is not forgotten."""
+    options = {"d_state": 9, "dt_min": 1e-6, "dt_max": 1e-2, **options}
+    return DLR(5, **options).to(DEVICE, dtype)
+
+
+def test_many_small_chunks_keep_their_phase():
+    """A decay rounded to fp32 would be off by 7e-6 after 600 chunks of one position."""
+    layer = DLR(2, 64, dt_min=2e-7, dt_max=4e-7, project=False).to(DEVICE)
+    x = torch.randn(1, 600, 2, device=DEVICE)
+    exact = DLR(**layer.options()).to(DEVICE).double()
+    exact.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        _, state = in_chunks(layer, x, 1)
+        _, expected = exact(x.double(), return_state=True)
+    assert_close(state.x, expected.x, 3e-6)
+
+
+def test_an_outlier_leaves_the_window_without_a_trace():
+    layer = make(torch.float32, d_state=64, kernel_length=50, dt_min=1e-6, dt_max=1e-6)
+    x = torch.randn(1, 400, 5, device=DEVICE)
+    x[:, 60] = 1e6
+    with torch.no_grad():
+        stepped = in_steps(layer, x)[0][:, 200:]
+        assert_close(stepped, layer(x[:, 100:])[:, 100:], 1e-5)
+
+
+def test_short_chunks_after_a_long_prefix_are_cheap(monkeypatch):
+    """Online convolution: no chunk of 8 transforms the whole prefix again, on average."""
+    layer = make(cast="prod", d_state=MANY)
+    x = torch.randn(1, 4096 + 64, 5, dtype=torch.float64, device=DEVICE)
+    with torch.no_grad():
+        _, state = layer(x[:, :4096], return_state=True)
+        work, convolution = 0, ops.convolution
+
+        def counting(u, kernel):
+            nonlocal work
+            work += u.shape[1]
+            return convolution(u, kernel)
+
+        monkeypatch.setattr("dlrnn.ops.online.convolution", counting)
+        monkeypatch.setattr("dlrnn.ops.convolution", counting)
+        outputs = []
+        for chunk in x[:, 4096:].split(8, dim=1):
+            y, state = layer(chunk, state, return_state=True)
+            outputs.append(y)
+        monkeypatch.undo()
+        assert work < 1000
+        assert_close(torch.cat(outputs, dim=1), layer(x)[:, 4096:], 1e-10)
+
+
+def test_short_chunks_of_a_long_window_are_steps():
+    layer = make(kernel_length=100)
+    x = torch.randn(2, 30, 5, dtype=torch.float64, device=DEVICE)
+    _, state = layer(x[:, :10], return_state=True)
+    y, state = layer(x[:, 10:13], state, return_state=True)
+    assert state.oldest.item() == 3, "three steps of the buffer, not a new buffer"
+    rest = layer(x[:, 13:], state)
+    assert_close(torch.cat((y, rest), dim=1), layer(x)[:, 10:], 1e-12)
+
+
+def test_dlr_prod_streams_by_pairs_while_they_are_few():
+    assert isinstance(make(cast="prod", d_state=MANY).initial_state(1), OnlineState)
+    small = make(cast="prod", d_state=PROD_PAIRS_UP_TO).initial_state(1)
+    assert small.x.shape == (1, 5, PROD_PAIRS_UP_TO * (PROD_PAIRS_UP_TO + 1) // 2, 2)
+
+
+def test_a_restricted_kernel_keeps_its_accuracy_in_fp32():
+    """What leaves the window is taken out; what rounding leaves behind stays small."""
+    layer = make(torch.float32, d_state=64, kernel_length=100, dt_min=1e-6, dt_max=1e-6)
+    x = torch.randn(1, 2500, 5, device=DEVICE)
+    with torch.no_grad():
+        assert_close(in_steps(layer, x)[0], layer(x), 1e-4)
+
+
+def test_cost_of_a_step_is_flat_in_the_position():
+    """Of 4000 steps the last 400 cost what the first 400 do, within 10%; of 10000, N 1024, H 64,
+    `dlrnn bench step` tells. One of three times must: a cost that grows does so each time.
+    """
+    sizes = {"batch": 1, "d_model": 64, "d_state": 256, "steps": 4000}
+    results = (bench_step(**sizes, device=str(DEVICE)) for _ in range(3))
+    assert any(abs(result["last_over_first"] - 1) < 0.1 for result in results)

@@ -1,4 +1,4 @@
-"""What only a GPU can show."""
+"""The layer on a GPU: CUDA graphs, no synchronisation, the benchmark."""
 
 import warnings
 
@@ -8,10 +8,7 @@ from support import DEVICE, assert_close
 
 from dlrnn import DLR
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("options", [{}, {"cast": "prod"}, {"bidirectional": True}], ids=str)
@@ -39,7 +36,7 @@ def test_forward_and_backward_can_be_captured(options):
         assert_close(have, want, 1e-6)
 
 
-def test_nothing_waits_for_the_device():
+def test_no_call_synchronises_with_the_device():
     layer = DLR(8, 32).to(DEVICE)
     x = torch.randn(2, 500, 8, device=DEVICE, requires_grad=True)
     lengths = torch.tensor([500, 20], device=DEVICE)

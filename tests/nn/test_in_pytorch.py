@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import assert_close, run_python
+from mixers import SMALL
+from support import assert_close, refused, run_python
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -16,29 +17,12 @@ from dlrnn.analysis import fit_kernel, from_linear_rnn, layer_of, plot_kernel, p
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
 from dlrnn.nn import (
     DLR,
-    DSS,
-    S4,
     S4D,
-    Attention,
-    AttentionFF,
     Experts,
-    LocalAttention,
-    SGConv,
     save_model,
 )
 
-MIXERS = {
-    "dlr": lambda: DLR(4, 6),
-    "dss": lambda: DSS(4, 6),
-    "s4d": lambda: S4D(4, 6),
-    "s4": lambda: S4(4, 6),
-    "sgconv": lambda: SGConv(4, length=16, d_kernel=4),
-    "attention": lambda: Attention(4, heads=2),
-    "attention-ff": lambda: AttentionFF(4, heads=2, d_ff=8),
-    "local-attention": lambda: LocalAttention(4, heads=2, chunk=4),
-    "experts": lambda: Experts(4, 3, 5),
-}
-SMALL = LanguageConfig(
+LANGUAGE = LanguageConfig(
     mixer="attention", layers=1, d_model=6, d_embedding=5, d_ff=7, vocabulary=23, experts=2
 )
 
@@ -48,35 +32,35 @@ def reset(module):
         module.reset_parameters()
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_from_meta_to_values(name):
+@pytest.mark.parametrize("name", SMALL)
+def test_reset_parameters_fills_a_layer_from_meta(name):
     """`to_empty` and `reset_parameters` set what the constructor sets, of the same distribution."""
     torch.manual_seed(0)
     with torch.device("meta"):
-        layer = MIXERS[name]()
+        layer = SMALL[name]()
     layer.to_empty(device="cpu")
     for tensor in layer.state_dict().values():
         tensor.fill_(torch.nan)
     layer.apply(reset)
-    _is_like(layer, MIXERS[name]())
+    assert_same_distribution(layer, SMALL[name]())
     for tensor in layer.state_dict().values():
         tensor.fill_(torch.nan)
     layer.reset_parameters()  # of the layer alone: it knows its parts
-    _is_like(layer, MIXERS[name]())
+    assert_same_distribution(layer, SMALL[name]())
 
 
-def test_a_language_model_from_meta():
-    for config in (SMALL, replace(SMALL, mixer="dlr", d_state=4)):
+def test_reset_parameters_fills_a_language_model_from_meta():
+    for config in (LANGUAGE, replace(LANGUAGE, mixer="dlr", d_state=4)):
         with torch.device("meta"):
             model = LanguageModel(config)
         model.to_empty(device="cpu")
         for tensor in model.state_dict().values():
             tensor.fill_(torch.nan)
         model.apply(reset)
-        _is_like(model, LanguageModel(config))
+        assert_same_distribution(model, LanguageModel(config))
 
 
-def _is_like(model, fresh):
+def assert_same_distribution(model, fresh):
     for name, tensor in model.state_dict().items():
         other = fresh.state_dict()[name]
         assert tensor.isfinite().all(), name
@@ -86,11 +70,11 @@ def _is_like(model, fresh):
             assert 0.3 < (tensor.norm() / other.norm()).item() < 3, name
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_shapes_alone(name):
+@pytest.mark.parametrize("name", SMALL)
+def test_fake_tensors_have_the_right_shapes(name):
     """Fake tensors have no values to look at."""
     with FakeTensorMode():
-        layer = MIXERS[name]()
+        layer = SMALL[name]()
         assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
         assert layer(torch.randn(2, 9, 4), lengths=torch.tensor([9, 3])).shape == (2, 9, 4)
         model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
@@ -98,7 +82,7 @@ def test_shapes_alone(name):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_experts_under_checkpointing(reentrant):
+def test_experts_choose_the_same_under_checkpointing(reentrant):
     """A forward that is made again chooses the same experts, and learns nothing a second time."""
     torch.manual_seed(0)
     one, two = (Experts(4, 3, 5).double() for _ in range(2))
@@ -111,34 +95,34 @@ def test_experts_under_checkpointing(reentrant):
         assert_close(other.grad, mine.grad, 1e-12)
     causal = Experts(4, 3, 5, router="threshold").double()
     y = checkpoint(causal, x, use_reentrant=reentrant)
-    with pytest.raises(ValueError, match="gradient checkpointing makes two"):
+    with refused("router='threshold'", "gradient checkpointing"):
         y.square().sum().backward()
     causal.eval()  # a threshold that stays
     checkpoint(causal, x, use_reentrant=reentrant).square().sum().backward()
 
 
-def test_what_cannot_be_saved(tmp_path, unchecked):
+def test_saving_what_is_no_model_or_has_no_values_is_refused(tmp_path, unchecked):
     path = tmp_path / "a.safetensors"
-    with pytest.raises(ValueError, match=r"^save_model takes a model, not a OrderedDict"):
+    with refused("save_model", "model", "OrderedDict"):
         save_model(DLR(2, 2).state_dict(), path)
-    with pytest.raises(ValueError, match=r"^weight has no values to save: it is on the meta"):
+    with refused("weight", "meta"):
         save_model(nn.Linear(2, 2, device="meta"), path)
     assert not path.exists()
 
 
-def test_what_analysis_is_given(unchecked):
-    for call, sentence in (
-        (lambda: layer_of(DLR(2, 2)), r"^layer_of takes systems, not a DLR: `system_of\(layer\)`"),
-        (lambda: prod_as_dlr(DLR(2, 2)), r"^prod_as_dlr takes systems, not a DLR"),
-        (lambda: from_linear_rnn([[1.0]], [1.0], [1.0]), r"^A must be a torch tensor, not a list"),
-        (lambda: fit_kernel([1.0], torch.ones(1)), r"^kernel must be a torch tensor, not a list"),
-        (lambda: plot_kernel(S4D(4, 4), 7), r"^plot_kernel takes a DLR layer, not a S4D"),
+def test_analysis_refuses_other_types(unchecked):
+    for call, keywords in (
+        (lambda: layer_of(DLR(2, 2)), ("layer_of", "system", "DLR", "system_of")),
+        (lambda: prod_as_dlr(DLR(2, 2)), ("prod_as_dlr", "system", "DLR")),
+        (lambda: from_linear_rnn([[1.0]], [1.0], [1.0]), ("A", "torch tensor", "list")),
+        (lambda: fit_kernel([1.0], torch.ones(1)), ("kernel", "torch tensor", "list")),
+        (lambda: plot_kernel(S4D(4, 4), 7), ("plot_kernel", "DLR layer", "S4D")),
     ):
-        with pytest.raises(ValueError, match=sentence):
+        with refused(*keywords):
             call()
 
 
-def test_a_part_is_not_saved(tmp_path):
+def test_a_sharded_tensor_is_not_saved(tmp_path):
     """Of a model whose parameters are shared among processes."""
 
     class Part(torch.Tensor):
@@ -147,11 +131,11 @@ def test_a_part_is_not_saved(tmp_path):
 
     model = nn.Linear(2, 2)
     model.register_buffer("piece", torch.ones(2).as_subclass(Part))
-    with pytest.raises(ValueError, match="piece is a Part, a part of it: gather it first"):
+    with refused("piece", "Part", "full_tensor"):
         save_model(model, tmp_path / "a.safetensors")
 
 
-def test_experts_of_fake_tensors_behind_a_threshold():
+def test_experts_take_fake_tensors():
     with FakeTensorMode():
         layer = Experts(4, 3, 5, router="threshold")
         assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
@@ -190,7 +174,7 @@ with held_kernels(layer):
 try:
     late.backward()
 except ValueError as error:
-    print(str(error).partition(":")[0])
+    print(all(word in str(error) for word in ("backward()", "inside")))
 
 layer = DLR(4, 6).requires_grad_(False)
 compiled, x = torch.compile(layer, backend="aot_eager"), torch.randn(1, 5, 4)
@@ -204,18 +188,18 @@ print(torch.allclose(compiled(x), y))
 """
 
 
-def test_under_a_compiler():
+def test_compiled_experts_steps_and_kernel_reuse():
     """In a fresh interpreter: a compiler does not see through the shape checker of tests."""
     assert run_python(COMPILED).splitlines() == [
         "True",  # experts are one graph
         "True",  # a step, exported for any batch
-        "backward() must be called inside held_kernels, not after it",
+        "True",  # a late backward() is refused
         "True",  # forward mode is refused there too
         "True",
     ]
 
 
-def test_nothing_is_looked_at_in_an_empty_batch():
+def test_models_take_an_empty_batch():
     model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
     assert model(torch.zeros(0, 9, dtype=torch.long)).shape == (0, 9, 2)
     none = torch.zeros(0, dtype=torch.long)
@@ -223,18 +207,18 @@ def test_nothing_is_looked_at_in_an_empty_batch():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("name", "options"),
     [
-        lambda number: DLR(4, 6, dt_min=number(1e-3), dropout=number(0.25)),
-        lambda number: DSS(4, 6, dt_max=number(0.1), frequency_step=number(2)),
-        lambda number: S4(4, 6, dt_min=number(1e-3)),
-        lambda number: SGConv(4, length=9, decay=number(0.5)),
-        lambda number: Attention(4, heads=1, dropout=number(0.25)),
+        ("dlr", {"dt_min": 1e-3, "dropout": 0.25}),
+        ("dss", {"dt_max": 0.1, "frequency_step": 2}),
+        ("s4", {"dt_min": 1e-3}),
+        ("sgconv", {"decay": 0.5}),
+        ("attention", {"dropout": 0.25}),
     ],
-    ids=["dlr", "dss", "s4", "sgconv", "attention"],
 )
-def test_options_are_numbers_of_python(make, unchecked):
-    assert json.loads(json.dumps(make(np.float32).options())) == make(np.float32).options()
+def test_options_become_python_numbers(name, options, unchecked):
+    made = SMALL[name](**{option: np.float32(value) for option, value in options.items()})
+    assert json.loads(json.dumps(made.options())) == made.options()
 
 
 def test_metrics_keep_no_graph():
@@ -245,9 +229,8 @@ def test_metrics_keep_no_graph():
     assert task.loss(output, batch).requires_grad
 
 
-def test_targets_are_tokens(unchecked):
+def test_targets_must_be_tokens(unchecked):
     tokens = torch.zeros(1, 4, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"^targets must hold tokens, whole numbers"):
-        LanguageModel(SMALL)(tokens, targets=tokens.float())
-    with pytest.raises(ValueError, match=r"^targets must hold tokens, whole numbers"):
-        LanguageModel(SMALL)(tokens, targets=tokens.bool())
+    for targets in (tokens.float(), tokens.bool()):
+        with refused("targets", "whole numbers"):
+            LanguageModel(LANGUAGE)(tokens, targets=targets)

@@ -20,7 +20,7 @@ def random(*shape):
 
 @pytest.mark.parametrize("length", [1, 4, 5, 6, 9, 10, 11, 23, 25])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_position_is_seen_from_its_chunk_and_the_neighbours(length, bidirectional):
+def test_a_position_sees_its_chunk_and_the_neighbours(length, bidirectional):
     """Exactly those outputs change that may, for a change of each input."""
     layer, x = make(bidirectional=bidirectional), random(1, length, 8)
     y = layer(x)
@@ -34,7 +34,7 @@ def test_a_position_is_seen_from_its_chunk_and_the_neighbours(length, bidirectio
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_one_chunk_is_attention(bidirectional):
+def test_a_single_chunk_equals_attention(bidirectional):
     """Also over two chunks, which see each other."""
     layer = make(bidirectional=bidirectional, chunk=12)
     whole = Attention(8, heads=2, bidirectional=bidirectional).to(DEVICE).double()
@@ -44,7 +44,7 @@ def test_one_chunk_is_attention(bidirectional):
         assert_close(layer(x), whole(x), 1e-12)
 
 
-def test_a_state_is_two_chunks_whatever_was_read():
+def test_a_state_has_the_size_of_two_chunks():
     layer = make()
     with torch.no_grad():
         for length in (1, 7, 1000):

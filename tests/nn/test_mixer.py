@@ -1,12 +1,11 @@
-"""A mixer of one's own: what `Mixer` gives to whoever says what is left."""
+"""A user's mixer: a subclass of `Mixer` gets the whole contract from the methods it defines."""
 
 import pytest
 import torch
-from support import DEVICE, assert_close
+from support import DEVICE, assert_close, in_chunks, in_steps, refused
 from torch import nn
 
 from dlrnn.nn import Mixer
-from dlrnn.ops.checks import require_shape
 
 
 class Decaying(Mixer[torch.Tensor]):
@@ -40,7 +39,8 @@ class Decaying(Mixer[torch.Tensor]):
         return self.rate.new_zeros(batch_size, self.d_model)
 
     def _check_state(self, state, batch):
-        require_shape("state", state, (batch, self.d_model))
+        if state.shape != (batch, self.d_model):
+            raise ValueError(f"state: expected {[batch, self.d_model]}, got {list(state.shape)}")
 
 
 @pytest.fixture
@@ -52,17 +52,16 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
 
 
-def test_whole_is_chunks_is_steps(layer):
+def test_whole_equals_chunks_and_steps(layer):
     x = random(2, 7, 3)
     whole = layer(x)
-    first, state = layer(x[:, :4], return_state=True)
-    assert_close(torch.cat((first, layer(x[:, 4:], state)), dim=1), whole, 1e-14)
-    for t in range(4, 7):
-        y, state = layer.step(x[:, t], state)
-        assert_close(y, whole[:, t], 1e-14)
+    assert_close(in_chunks(layer, x, [4, 3])[0], whole, 1e-14)
+    _, state = layer(x[:, :4], return_state=True)
+    assert_close(layer(x[:, 4:], state), whole[:, 4:], 1e-14)
+    assert_close(in_steps(layer, x[:, 4:], state)[0], whole[:, 4:], 1e-14)
 
 
-def test_padded_is_each_alone(layer):
+def test_a_padded_batch_equals_single_sequences(layer):
     x, lengths = random(2, 7, 3), torch.tensor([7, 4], device=DEVICE)
     x[1, 4:] = float("nan")
     y, state = layer(x, lengths=lengths, return_state=True)
@@ -72,23 +71,23 @@ def test_padded_is_each_alone(layer):
     assert not y[1, 4:].any()
 
 
-def test_sentences(layer):
+def test_the_contract_refuses_bad_input(layer):
     ahead = Decaying(3, bidirectional=True).to(DEVICE)
     x = random(2, 7, 3)
-    for call, sentence in (
-        (lambda: ahead(x, return_state=True), "a bidirectional layer reads the future"),
-        (lambda: ahead.step(x[:, 0]), "a bidirectional layer reads the future"),
-        (lambda: layer(x[..., :2]), r"x must have the shape \[B, L, 3\], not \[2, 7, 2\]"),
-        (lambda: layer(x, random(5, 3)), r"state must have the shape \[2, 3\], not \[5, 3\]"),
-        (lambda: layer.initial_state(-1), "batch_size must be a whole number of at least 0"),
+    for call, keywords in (
+        (lambda: ahead(x, return_state=True), ("reads the future",)),
+        (lambda: ahead.step(x[:, 0]), ("reads the future",)),
+        (lambda: layer(x[..., :2]), ("x", "[B, L, 3]", "[2, 7, 2]")),
+        (lambda: layer(x, random(5, 3)), ("state", "[2, 3]", "[5, 3]")),
+        (lambda: layer.initial_state(-1), ("batch_size", "at least 0", "-1")),
     ):
-        with pytest.raises(ValueError, match=f"^{sentence}"):
+        with refused(*keywords):
             call()
 
 
-def test_what_is_left_out_is_told():
+def test_an_incomplete_mixer_is_refused():
     class Half(Decaying):
         _step = Mixer._step
 
-    with pytest.raises(TypeError, match=r"abstract.*_step"):
+    with refused("abstract", "_step", error=TypeError):
         Half(3)

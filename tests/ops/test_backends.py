@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import DEVICE, assert_close, random_modes, run_python
+from support import DEVICE, assert_close, random_modes, refused, run_python
 
 from dlrnn import ops
 from dlrnn.common.device import on_its_device
@@ -13,36 +13,34 @@ from dlrnn.ops.backends import BACKENDS
 
 
 @pytest.mark.parametrize("op", BACKENDS)
-def test_the_default_is_named_with_a_reason(op):
+def test_the_default_backend_has_a_name_and_a_reason(op):
     name, why = ops.backend_for(op)
     assert name in BACKENDS[op]
     assert why
 
 
-def test_asked_for_and_there():
+def test_an_available_backend_can_be_asked_for():
     W, log_lambda = random_modes(2, 3)
     with ops.use_backend("torch"):
         assert ops.backend_for("vandermonde") == ("torch", "asked for")
         ops.vandermonde(W, log_lambda, 8)
 
 
-def test_asked_for_and_not_there_is_an_error():
-    with (
-        pytest.raises(ValueError, match="backend 'cuneiform' was asked for"),
-        ops.use_backend("cuneiform"),
-    ):
+def test_asking_for_an_unknown_backend_raises():
+    with refused("backend", "'cuneiform'"), ops.use_backend("cuneiform"):
         pass
     assert ops.backend_for("step")[0] == "torch"
 
 
-def test_the_variable_is_heard():
+def test_the_environment_variable_chooses_the_backend():
     code = (
         "import os; os.environ['DLRNN_BACKEND'] = 'cuneiform'\n"
         "import torch, dlrnn\n"
         "try: dlrnn.DLR(2, 4)(torch.ones(1, 8, 2))\n"
         "except ValueError as error: print(error)"
     )
-    assert "backend 'cuneiform' was asked for, and vandermonde has only: " in run_python(code)
+    message = run_python(code)
+    assert all(word in message for word in ("backend", "'cuneiform'", "vandermonde", "torch"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def test_the_variable_is_heard():
     ids=["layer_norm", "linear", "rotate"],
 )
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_torch_func_sees_through_what_has_a_plain_form(op, shape):
+def test_forward_mode_is_right_where_pytorch_computes(op, shape):
     """On a GPU as well, where jvp would give zeros for an op of our own."""
     x, v = torch.randn(2, *shape, dtype=torch.float64).float()
     _, want = torch.func.jvp(op, (x.double(),), (v.double(),))
@@ -64,7 +62,7 @@ def test_torch_func_sees_through_what_has_a_plain_form(op, shape):
     assert_close(have.cpu(), want, 1e-5)
 
 
-def test_triton_runs_where_the_tensors_are(monkeypatch):
+def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
     """Every function that launches; which device is made the current one, by a stand-in."""
     pytest.importorskip("triton")
     kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]

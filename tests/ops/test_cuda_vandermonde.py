@@ -42,7 +42,7 @@ def test_a_sum_is_cut_into_parts_that_cover_it(steps, tiles, size):
         assert share <= longest or parts == vandermonde.PIECES
 
 
-def test_the_paper_s_sizes_fill_an_h200():
+def test_the_sizes_of_the_paper_fill_an_h200():
     for states, rows, steps in [(4096, 256, 64), (1024, 256, 128), (4096, 64, 4096)]:
         tiles = states // vandermonde.WIDTH
 
@@ -54,7 +54,7 @@ def test_the_paper_s_sizes_fill_an_h200():
         assert tiles * rows / vandermonde.ROWS * steps > 0.9 * 132 * waves * share
 
 
-def test_refused_on_a_cpu():
+def test_cpu_tensors_are_not_supported():
     W, log_lambda = random_modes(2, 3, torch.float32)
     assert not vandermonde.supports(W.cpu(), log_lambda)
     assert not channel_vandermonde.supports(W.cpu()[:, None], log_lambda)
@@ -83,17 +83,16 @@ def with_gradients(op, W, log_lambda, dK):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize("case", [shared, own])
-    def test_supported(self, case):
+    def test_supported_inputs(self, case):
         _, kernels, _, W, log_lambda, _ = case(*(CHANNEL_SIZES[1] if case is own else SIZES[1]))
         assert kernels.supports(W, log_lambda)
         assert not kernels.supports(W.double(), log_lambda)
         assert not kernels.supports(W[:0], log_lambda)
 
     @pytest.mark.parametrize("size", [*SIZES, *CHANNEL_SIZES], ids=str)
-    def test_as_good_as_plain_pytorch(self, size):
+    def test_at_most_twice_the_error_of_plain_pytorch(self, size):
         _, kernels, op, W, log_lambda, dK = (shared if len(size) == 3 else own)(*size)
         have = with_gradients(op, W, log_lambda, dK)
         with ops.use_backend("torch"):
@@ -109,7 +108,7 @@ class TestOnAGPU:
         assert relative_error(ops.conjugate(moments), truth[1]) <= max(1e-6, ROUNDING)
 
     @pytest.mark.parametrize("size", [(128, 1024, 4096), (3, 5, 130, 5000)], ids=str)
-    def test_tf32_if_pytorch_was_told(self, size):
+    def test_tf32_is_used_if_pytorch_allows_it(self, size):
         _, _, op, W, log_lambda, dK = (shared if len(size) == 3 else own)(*size)
         with ops.use_backend("torch"):
             truth = with_gradients(op, W.double(), log_lambda, dK.double())
@@ -122,7 +121,7 @@ class TestOnAGPU:
             assert torch.equal(first, again)
 
     @pytest.mark.parametrize("case", [shared, own])
-    def test_rows_of_every_scale_and_nan(self, case):
+    def test_every_row_has_its_own_scale_and_nan(self, case):
         product, kernels, op, W, log_lambda, dK = case(
             *((1, 9, 40, 500) if case is own else (9, 40, 500))
         )
@@ -141,7 +140,7 @@ class TestOnAGPU:
             wrong = ours.isnan().flatten(0, -2).any(1).nonzero().flatten().tolist()
             assert wrong == [3], "a NaN stays in its row"
 
-    def test_any_address_and_second_derivatives(self):
+    def test_unaligned_inputs_and_second_derivatives(self):
         _, _, op, W, log_lambda, dK = shared(5, 40, 300)
         shifted = torch.empty(W.numel() + 1, device=DEVICE)[1:].view_as(W).copy_(W)
         assert torch.equal(op(shifted, log_lambda, 300), op(W, log_lambda, 300))
@@ -151,7 +150,7 @@ class TestOnAGPU:
         assert relative_error(once[0], with_gradients(op, *inputs, dK)[1]) < 1e-6
         assert twice.isfinite().all()
 
-    def test_captured(self):
+    def test_a_cuda_graph_repeats_the_answer(self):
         _, _, op, W, log_lambda, dK = shared(32, 64, 700)
         expected = with_gradients(op, W, log_lambda, dK)
         graph = torch.cuda.CUDAGraph()

@@ -12,9 +12,7 @@ from support import DEVICE, assert_close, run_interpreted
 from dlrnn.ops import dplr, sections, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
-from dlrnn.ops.matrix_power import _slope, matrix_power, times_power
-
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
+from dlrnn.ops.matrix_power import matrix_power, times_power
 
 INTERPRETED = """
 from dlrnn.ops import dplr
@@ -88,7 +86,7 @@ def kernel_by_loop(system, length):
 
 
 @given(st.integers(1, 80), st.integers(1, 3), st.integers(1, 4), st.integers(1, 2))
-def test_kernel_is_the_dense_recurrence(length, channels, pairs, outputs):
+def test_kernel_equals_the_dense_recurrence(length, channels, pairs, outputs):
     system = random_system(channels, pairs, outputs)
     assert_close(dplr_kernel(system, length), kernel_by_loop(system, length), 1e-12)
 
@@ -103,7 +101,7 @@ def test_a_long_kernel_in_small_tiles(length, monkeypatch):
     assert_close(dplr_kernel(system, length), expected, 1e-14)
 
 
-def test_channels_a_few_at_a_time(monkeypatch):
+def test_groups_of_channels_give_the_same(monkeypatch):
     assert list(dplr._channels(3, 2**20)) == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert list(dplr._channels(5, 2**19)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert list(dplr._channels(5, 100)) == [slice(0, 5)]
@@ -114,7 +112,7 @@ def test_channels_a_few_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("states", [2, 4, 64])
-def test_legs_is_hippos_matrix(states):
+def test_legs_has_the_eigenvalues_of_hippos_matrix(states):
     """The eigenvalues of A and the Markov parameters `B^T A^k B` of the formula itself."""
     n = torch.arange(states, dtype=torch.float64)
     B = (2 * n + 1).sqrt()
@@ -142,7 +140,7 @@ def test_gradients_of_every_order():
     assert torch.autograd.gradgradcheck(lambda *s: dplr_kernel(DPLR(*s), 4), inputs)
 
 
-def test_recurrence_is_the_dense_one():
+def test_recurrence_equals_the_dense_one():
     system, u, state = random_system(), random(2, 150, 2), random(2, 2, 3, 2)
     x, outputs = state, []
     for u_t in u.unbind(1):
@@ -171,12 +169,11 @@ def test_kernels_in_the_interpreter():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize(
     ("outputs", "channels", "pairs", "length"),
     [(1, 3, 32, 1000), (2, 128, 32, 4097), (2, 5, 40, 333), (1, 2, 1, 1), (1, 2, 8, 2**17)],
 )
-def test_on_a_gpu(outputs, channels, pairs, length):
+def test_accuracy_on_a_gpu(outputs, channels, pairs, length):
     """Kernel and gradients against the plain way, twice the same bits; in a CUDA graph too."""
     Lambda, P, B = (part.to(DEVICE) for part in legs(2 * pairs))
     C, dt = random(outputs, channels, pairs, 2), 10 ** -(1 + 2 * torch.rand(channels).to(Lambda))
@@ -206,7 +203,7 @@ def test_on_a_gpu(outputs, channels, pairs, length):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_sections_are_their_definition(length, order):
+def test_section_sums_equal_the_definition(length, order):
     weights, a, b = random(2, 3, 4), -random(2, 4).abs() - 0.1, random(2, 4).abs()
     sums = sections.section_sums(weights, a, b, length, order).cpu()
     for h in range(2):
@@ -221,7 +218,7 @@ def test_sections_are_their_definition(length, order):
                 assert cmath.isclose(complex(*sums[h, w, k]), sum(terms), rel_tol=1e-11)
 
 
-def test_the_adjoint_is_one():
+def test_section_adjoint_is_the_adjoint():
     weights, a, b = random(2, 3, 4), -random(2, 4).abs(), random(2, 4).abs()
     values = random(2, 3, 5, 2)
     left = (sections.section_sums(weights, a, b, 9, 1) * values).sum()
@@ -237,7 +234,7 @@ def test_the_transforms_are_adjoint(length):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12])
-def test_matrix_power(n):
+def test_matrix_power_equals_repeated_products(n):
     step = random(2, 3, 3).requires_grad_()
     expected = torch.eye(3, dtype=torch.float64, device=DEVICE).expand(2, 3, 3)
     for _ in range(n):
@@ -251,7 +248,7 @@ def test_matrix_power(n):
     assert torch.autograd.gradgradcheck(lambda s: matrix_power(s / 2, n), step)
 
 
-def test_opcheck():
+def test_custom_ops_are_sound():
     step, change = random(2, 3, 3).requires_grad_(), random(2, 3, 3).requires_grad_()
     weights, values = random(2, 3, 4).requires_grad_(), random(2, 3, 5, 2).requires_grad_()
     a, b = (-random(2, 4).abs()).requires_grad_(), random(2, 4).abs().requires_grad_()
@@ -259,7 +256,7 @@ def test_opcheck():
     for op, arguments in (
         (matrix_power, (step, 1)),
         (matrix_power, (step, 5)),
-        (_slope, (step, change, 5)),
+        (torch.ops.dlrnn.matrix_power_slope.default, (step, change, 5)),
         (sections.section_sums, (weights, a, b, 9, 1)),
         (sections.section_adjoint, (values, a, b, 9, 2)),
         (sections.to_kernel, (spectrum, 9)),

@@ -44,13 +44,13 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel, N
         (2**21, _Ring(16, 16, 12)),
     ],
 )
-def test_the_smallest_ring(entries, ring):
+def test_the_smallest_negacyclic_fft_is_chosen(entries, ring):
     assert _smallest_ring(entries) == ring
     assert 2 * ring.size >= entries
 
 
 @pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_columns_fit(ring):
+def test_fft_columns_fit_on_a_multiprocessor(ring):
     for name in ("columns_in", "columns_out", "kernel_columns"):
         tile = _tile(name, ring)
         assert tile.channels * tile.along * ring.parts == tile.threads
@@ -62,7 +62,7 @@ def test_columns_fit(ring):
 
 
 @pytest.mark.parametrize(("length", "right", "left"), [(24, 13, 12), (35, 1, 1), (18, 18, 18)])
-def test_the_mathematics_of_small_rings(length, right, left):
+def test_a_negacyclic_fft_gives_the_convolution(length, right, left):
     """2 N = 36 entries are enough for `length + max(right - 1, left)` of them."""
     size = 18
     assert length + max(right - 1, left) <= 2 * size
@@ -88,7 +88,6 @@ def twist(size):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_twice_the_error_of_plain_pytorch(self, size):
@@ -98,10 +97,10 @@ class TestOnAGPU:
         assert_twice_the_error_of_plain_pytorch(long_convolution, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_16_bit_inputs(self, dtype):
+    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype):
         assert_16_bit_inputs_are_right(long_convolution, *made(2, 65536, 12, 30000, 3), dtype)
 
-    def test_captured_in_a_graph(self):
+    def test_a_cuda_graph_repeats_the_answer(self):
         arguments = made(2, 65536, 7, 32768, 32768)
         want = results(long_convolution, *arguments)
         graph = torch.cuda.CUDAGraph()
@@ -112,7 +111,7 @@ class TestOnAGPU:
         for one, other in zip(have, want, strict=True):
             assert torch.equal(one, other)
 
-    def test_a_few_sequences_at_a_time(self, monkeypatch):
+    def test_groups_of_sequences_give_the_same(self, monkeypatch):
         arguments = made(3, 50000, 4, 20000, 20000)
         whole = results(long_convolution, *arguments)
         monkeypatch.setattr(long_convolution, "WORKSPACE", 2 * 4 * 49152)

@@ -1,14 +1,11 @@
-"""Every CUDA kernel compiles for a Hopper GPU with the compiler that users have: no GPU needed.
-
-nvcc takes more than NVRTC does, and what only a GPU would tell is told too late.
-"""
+"""Every CUDA kernel compiles for a Hopper GPU with NVRTC, the compiler of users, without a GPU."""
 
 import ctypes
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support import tf32
+from support import refused, tf32
 
 from dlrnn.ops.cuda import (
     channel_vandermonde,
@@ -100,12 +97,12 @@ def compiled(monkeypatch):
         (multiply_channels, (4096,)),
     ],
 )
-def test_it_compiles(compiled, run, arguments):
+def test_kernels_compile(compiled, run, arguments):
     run(*arguments)
     assert compiled
 
 
-def test_it_compiles_for_tf32(compiled):
+def test_kernels_compile_for_tf32(compiled):
     vandermonde.kernel.cache_clear()
     with tf32():
         multiply(4096)
@@ -113,13 +110,13 @@ def test_it_compiles_for_tf32(compiled):
     assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
 
 
-def test_a_cache_that_cannot_be_written(compiled, monkeypatch, tmp_path):
+def test_a_cache_folder_that_cannot_be_written_is_ignored(compiled, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file" / "folder"))
     defines = ("STORAGE_BITS", 32), ("STORAGE_IS_BF16", 0), ("THREADS", 256)
     assert b"to_rows" in nvrtc._binary(("device.cuh", "layout.cu"), defines, "sm_90a")
 
 
-def test_what_does_not_compile_is_told(compiled):
-    with pytest.raises(RuntimeError, match="could not compile a kernel of dlrnn"):
+def test_a_source_that_does_not_compile_raises(compiled):
+    with refused("compile", "dlrnn", error=RuntimeError):
         nvrtc._compile("int main(", ["--gpu-architecture=sm_90a"])

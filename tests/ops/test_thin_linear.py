@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 module = sys.modules["dlrnn.ops.thin_linear"]
 
 INTERPRETED = """
@@ -38,7 +37,7 @@ print("right")
 """
 
 
-def test_is_pytorchs():
+def test_linear_equals_pytorchs():
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
     assert_close(ops.linear(x, weight, bias), F.linear(x, weight, bias), 1e-7)
     assert_close(ops.linear(x, weight), F.linear(x, weight), 1e-7)
@@ -50,12 +49,11 @@ def test_kernels_in_the_interpreter():
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize(
     ("shape", "columns"),
     [((16, 4096, 3), 128), ((16, 4096, 128), 8), ((7, 128), 1), ((3, 1000, 16), 48), ((9, 1), 500)],
 )
-def test_on_a_gpu(shape, columns):
+def test_accuracy_on_a_gpu(shape, columns):
     generator = torch.Generator(DEVICE).manual_seed(0)
     shapes = shape, (columns, shape[-1]), (columns,)
     inputs = [torch.randn(s, generator=generator, device=DEVICE).requires_grad_() for s in shapes]
@@ -77,8 +75,7 @@ def test_on_a_gpu(shape, columns):
 
 
 @pytest.mark.gpu
-@ON_GPU
-def test_second_derivatives_and_the_op_itself_on_a_gpu():
+def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x = torch.randn(6, 3, device=DEVICE, requires_grad=True)
     weight = torch.randn(32, 3, device=DEVICE, requires_grad=True)
     bias = torch.randn(32, device=DEVICE, requires_grad=True)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support import DEVICE, assert_close, run_interpreted
+from support import DEVICE, assert_close, refused, run_interpreted
 from test_nvrtc import compiled, mix  # noqa: F401 (a fixture)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,7 +16,6 @@ from dlrnn.cli import main
 from dlrnn.ops import tuning
 from dlrnn.ops.cuda import mixing
 
-ON_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 GPU = "NVIDIA Abacus"
 PLANS = (64, 4), (128, 4), (32, 8)
 
@@ -73,7 +72,7 @@ def forget():
     tuning._say_once.cache_clear()
 
 
-def test_few_size_classes():
+def test_positions_fall_into_few_size_classes():
     assert tuning.size_class(1) == tuning.size_class(4096) == 4096
     assert tuning.size_class(4097) == tuning.size_class(2**14) == 2**14
     assert {tuning.size_class(n) for n in range(1, 2**20, 997)} == set(tuning.POSITIONS)
@@ -91,7 +90,7 @@ def test_the_fastest_is_chosen_once_and_kept(machine):
     assert len(machine.files) == 3
 
 
-def test_noise_does_not_choose(machine):
+def test_a_difference_within_noise_keeps_the_default(machine):
     machine.times = 1.0, 0.99, 0.98
     assert machine.choose() == (64, 4)
     machine.times = float("inf"), float("inf"), 1.0  # the others cannot run
@@ -99,14 +98,11 @@ def test_noise_does_not_choose(machine):
     assert len(machine.files) == 1
 
 
-def test_one_message(machine, caplog):
+def test_tuning_is_announced_once(machine, caplog):
     machine.choose()
     machine.choose("map")
     (said,) = caplog.messages
-    assert said == (
-        f"tuning kernels for {GPU}, for the first time here: about 10 s;"
-        f" choices are kept in {machine.folder}"
-    )
+    assert all(word in said for word in ("tuning", GPU, str(machine.folder)))
 
 
 def test_a_shipped_table_decides_alone(machine, monkeypatch, tmp_path, caplog):
@@ -124,7 +120,7 @@ def test_a_shipped_table_decides_alone(machine, monkeypatch, tmp_path, caplog):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"plan": "128 4"}', b"9" * 9999]
 )
-def test_a_damaged_file_is_left_aside(machine, caplog, content):
+def test_a_damaged_file_is_ignored(machine, caplog, content):
     machine.choose()
     (path,) = machine.files
     before = path.read_bytes()
@@ -133,12 +129,13 @@ def test_a_damaged_file_is_left_aside(machine, caplog, content):
     caplog.clear()
     assert machine.choose() == (32, 8)
     assert machine.measured == 2
-    assert caplog.messages[0].startswith(f"{path} is left aside, it holds no plan for this GPU")
+    assert str(path) in caplog.messages[0]
+    assert "plan" in caplog.messages[0]
     assert machine.files == [path]
     assert path.read_bytes() == before
 
 
-def test_a_file_of_another_gpu_is_left_aside(machine, monkeypatch, caplog):
+def test_a_file_of_another_gpu_is_ignored(machine, monkeypatch, caplog):
     machine.choose()
     (path,) = machine.files
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
@@ -149,10 +146,10 @@ def test_a_file_of_another_gpu_is_left_aside(machine, monkeypatch, caplog):
     caplog.clear()
     machine.choose("map")
     assert machine.measured == 3
-    assert "it is about something else" in caplog.text
+    assert str(other) in caplog.text
 
 
-def test_of_several_processes_the_first_decides(machine):
+def test_the_first_of_several_processes_decides(machine):
     about = {"gpu": GPU, "kernel": "norm", "candidates": [str(k) for k in range(24)]}
     machine.folder.mkdir()
     with ThreadPoolExecutor(12) as pool:
@@ -163,7 +160,7 @@ def test_of_several_processes_the_first_decides(machine):
     assert json.loads(path.read_text()) == about | {"plan": found[0]}
 
 
-def test_a_disk_without_links(machine, monkeypatch):
+def test_a_file_system_without_links_is_supported(machine, monkeypatch):
     def link(*_):
         raise PermissionError
 
@@ -174,17 +171,17 @@ def test_a_disk_without_links(machine, monkeypatch):
     assert machine.measured == len(machine.files) == 1
 
 
-def test_where_nothing_can_be_kept_nothing_is_measured(machine, monkeypatch, tmp_path, caplog):
+def test_without_a_writable_cache_nothing_is_measured(machine, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file"))
     assert machine.choose() == machine.choose("map") == (64, 4)
     assert machine.measured == 0
     (said,) = caplog.messages
-    folder = tmp_path / "file" / "tuned"
-    assert said == f"kernels run with default plans: choices could not be kept in {folder}"
+    assert "default" in said
+    assert str(tmp_path / "file" / "tuned") in said
 
 
-def test_a_disk_that_is_full(machine, monkeypatch):
+def test_a_full_disk_keeps_the_default(machine, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -209,7 +206,7 @@ def test_a_capture_reads_what_was_kept(machine, monkeypatch):
     assert machine.choose() == (32, 8)
 
 
-def test_switched_off(machine, monkeypatch, caplog):
+def test_tuning_can_be_switched_off(machine, monkeypatch, caplog):
     monkeypatch.setenv("DLRNN_TUNE", "0")
     assert machine.choose() == (64, 4)
     assert machine.measured == 0
@@ -221,11 +218,11 @@ def test_switched_off(machine, monkeypatch, caplog):
     forget()
     assert machine.choose() == (32, 8), "what was kept is read"
     monkeypatch.setenv("DLRNN_TUNE", "perhaps")
-    with pytest.raises(ValueError, match=r"DLRNN_TUNE is 0 .* or 1 .*, not 'perhaps'"):
+    with refused("DLRNN_TUNE", "0", "1", "'perhaps'"):
         machine.choose("map")
 
 
-def test_nothing_to_choose_where_nothing_is_computed():
+def test_cpu_and_fake_tensors_take_the_default_plan():
     def run(plan):
         raise AssertionError("measured")
 
@@ -293,7 +290,7 @@ def test_the_shipped_table_names_plans_that_exist():
             assert sizes[-1] == tuning.size_class(sizes[-1])
 
 
-def test_a_table_is_written_beside_others(tmp_path):
+def test_writing_a_table_keeps_other_gpus(tmp_path):
     path = tmp_path / "tuned.json"
     write_table(str(path), {"one": {"norm 1": "2 3"}})
     write_table(str(path), {"other": {}})
@@ -302,9 +299,9 @@ def test_a_table_is_written_beside_others(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_bench_tuning_wants_a_gpu(capsys):
+def test_bench_tuning_needs_a_gpu(capsys):
     assert main(["bench", "tuning", "--device", "cpu"]) == 2
-    assert "nothing to tune on cpu" in capsys.readouterr().err
+    assert "cpu" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------- the answers
@@ -335,14 +332,14 @@ print("the same")
 """
 
 
-def test_all_plans_in_the_interpreter():
+def test_all_plans_give_one_answer_in_the_interpreter():
     pytest.importorskip("triton")
     assert "the same" in run_interpreted(INTERPRETED)
 
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(("channels", "columns"), [(16, 32), (64, 48), (128, 16)])
-def test_all_plans_emulated(channels, columns):
+def test_all_plans_give_one_answer_emulated(channels, columns):
     in_rows = columns > 16
     y, dout = torch.randn(2, 130, channels), torch.randn(2, 130, columns)
     y = torch.nn.functional.pad(y.transpose(1, 2), (0, 2)).contiguous() if in_rows else y
@@ -371,17 +368,16 @@ def test_all_plans_compile(compiled, arguments):  # noqa: F811
 
 
 @pytest.mark.gpu
-@ON_GPU
 class TestOnAGPU:
     @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
     def test_all_plans_give_one_answer(self, width):
-        from dlrnn.bench.tuning import _calls, _require_one_answer
+        from dlrnn.bench.tuning import kernel_calls, require_one_answer
 
         for positions in (2**12, 2**16):
-            for call in _calls(width, positions, DEVICE):
-                _require_one_answer(call)
+            for call in kernel_calls(width, positions, DEVICE):
+                require_one_answer(call)
 
-    def test_measured_for_real(self, monkeypatch, tmp_path, caplog):
+    def test_tuning_measures_on_a_gpu(self, monkeypatch, tmp_path, caplog):
         """As on a GPU that the shipped table does not know."""
         from dlrnn.ops.triton import layer_norm
 

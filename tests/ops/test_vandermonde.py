@@ -1,77 +1,202 @@
+"""The Vandermonde products: one lambda for all channels, and a lambda for each channel."""
+
+from collections.abc import Callable
 from importlib import import_module
+from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import DEVICE, assert_close, gradients, random_modes
+from support import (
+    DEVICE,
+    assert_agree,
+    assert_close,
+    gradients,
+    random_modes,
+    refused,
+)
 
 from dlrnn import ops
-from dlrnn.bench.kernel import bench_kernel, exact_kernel_and_gradients
+from dlrnn.bench.layer import bench_kernel, exact_kernel_and_gradients
 from dlrnn.ops import reference
 
-# (rows, N, L): length 1, odd sizes, more than one block, rows or states of 1
-SIZES = [(1, 1, 1), (3, 5, 1), (2, 7, 15), (3, 4, 16), (3, 4, 17), (1, 3, 130), (5, 2, 700)]
+# (rows, H, N, L): length 1, odd sizes, more than one block, sizes of 1
+SIZES = [
+    (1, 1, 1, 1),
+    (1, 3, 5, 1),
+    (2, 2, 7, 15),
+    (1, 3, 4, 16),
+    (1, 3, 4, 17),
+    (3, 1, 3, 130),
+    (2, 5, 2, 700),
+]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-13}
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("rows", "states", "length"), SIZES)
-def test_product_and_gradients(rows, states, length, dtype):
-    W, log_lambda = random_modes(rows, states, dtype)
+class Family(NamedTuple):
+    """A product, its adjoint, and their references; W is [rows, H, N, 2] for both."""
+
+    product: Callable
+    adjoint: Callable
+    reference: Callable
+    reference_adjoint: Callable
+    ops: tuple[str, str, str]
+
+    def modes(self, rows, channels, states, dtype=torch.float64, seed=0):
+        """W and log lambda, [N, 2] or [H, N, 2], with |lambda| in [0.99, 1]."""
+        count = states if self is SHARED else channels * states
+        W, _ = random_modes(rows, channels * states, dtype, seed=seed)
+        _, log_lambda = random_modes(1, count, seed=seed)
+        if self is not SHARED:
+            log_lambda = log_lambda.view(channels, states, 2)
+        return W.view(rows, channels, states, 2), log_lambda
+
+
+SHARED = Family(
+    ops.vandermonde,
+    ops.vandermonde_adjoint,
+    reference.vandermonde,
+    reference.vandermonde_adjoint,
+    ("vandermonde", "vandermonde_adjoint", "vandermonde_gradients"),
+)
+EACH = Family(
+    ops.channel_vandermonde,
+    ops.channel_adjoint,
+    reference.channel_vandermonde,
+    reference.channel_adjoint,
+    ("channel_vandermonde", "channel_adjoint", "channel_gradients"),
+)
+families = pytest.mark.parametrize("family", [SHARED, EACH], ids=["shared", "each"])
+
+
+def random(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+
+@families
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("rows", "channels", "states", "length"), SIZES)
+def test_product_and_gradients_equal_the_reference(family, rows, channels, states, length, dtype):
+    W, log_lambda = family.modes(rows, channels, states, dtype)
     inputs = W.requires_grad_(), log_lambda.requires_grad_()
-    kernel, expected = (
-        ops.vandermonde(*inputs, length),
-        reference.vandermonde(W.cpu(), log_lambda.cpu(), length),
-    )
+    kernel = family.product(*inputs, length)
     assert kernel.dtype == dtype
-    assert_close(kernel, expected, TOLERANCE[dtype])
-    grad = torch.randn(expected.shape, dtype=torch.float64)
-    dW, d_log = gradients(kernel, inputs, grad)
-    dW_expected, d_log_expected = gradients(expected, inputs, grad)
-    assert_close(dW, dW_expected, TOLERANCE[dtype])
-    if length > 1:  # at length 1 the kernel does not depend on lambda
-        assert_close(d_log, d_log_expected, 10 * TOLERANCE[dtype])
-    else:
-        assert (d_log == 0).all()
+    expected = family.reference(W.cpu(), log_lambda.cpu(), length)
+    tolerance = TOLERANCE[dtype]
+    have, _ = assert_agree(kernel, expected, inputs, tolerance, (tolerance, 10 * tolerance))
+    if length == 1:  # there the kernel does not depend on lambda
+        assert (have[1] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("rows", "states", "length"), SIZES)
-def test_adjoint_and_gradients(rows, states, length, dtype):
-    _, log_lambda = random_modes(rows, states)
-    v = torch.randn(rows, length, dtype=dtype, device=DEVICE)
+@families
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("rows", "channels", "states", "length"), SIZES)
+def test_adjoint_and_gradients_equal_the_reference(family, rows, channels, states, length, dtype):
+    _, log_lambda = family.modes(rows, channels, states)
+    v = random(rows, channels, length, dtype=dtype)
     inputs = v.requires_grad_(), log_lambda.requires_grad_()
-    moments = ops.vandermonde_adjoint(*inputs)
-    expected = reference.vandermonde_adjoint(v.cpu(), log_lambda.cpu())
-    assert_close(moments, expected, TOLERANCE[dtype])
-    grad = torch.randn(expected.shape, dtype=torch.float64)
-    dv, d_log = gradients(moments, inputs, grad)
-    dv_expected, d_log_expected = gradients(expected, inputs, grad)
-    assert_close(dv, dv_expected, TOLERANCE[dtype])
-    assert_close(d_log, d_log_expected, 10 * TOLERANCE[dtype])
+    expected = family.reference_adjoint(v.cpu(), log_lambda.cpu())
+    tolerance = TOLERANCE[dtype]
+    assert_agree(family.adjoint(*inputs), expected, inputs, tolerance, (tolerance, 10 * tolerance))
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 300), st.integers(0, 99))
-def test_they_are_adjoint(rows, states, length, seed):
+@families
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(1, 300))
+def test_the_two_are_adjoint(family, rows, channels, states, length):
     """<Re(W P), v> = Re <W, v P^T> for every W and v."""
-    W, log_lambda = random_modes(rows, states, seed=seed)
-    v = torch.randn(rows, length, dtype=torch.float64, device=DEVICE)
-    left = (ops.vandermonde(W, log_lambda, length) * v).sum()
-    right = ops.pair_product(W, ops.vandermonde_adjoint(v, log_lambda))[..., 0].sum()
+    W, log_lambda = family.modes(rows, channels, states, seed=length)
+    v = random(rows, channels, length)
+    left = (family.product(W, log_lambda, length) * v).sum()
+    right = ops.pair_product(W, family.adjoint(v, log_lambda))[..., 0].sum()
     torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
 
 
-def test_leading_dimensions_are_kept():
-    W, log_lambda = random_modes(6, 5)
-    kernel = ops.vandermonde(W, log_lambda, 40)
-    shaped = ops.vandermonde(W.view(2, 3, 5, 2), log_lambda, 40)
-    assert torch.equal(shaped, kernel.view(2, 3, 40))
-    moments = ops.vandermonde_adjoint(kernel, log_lambda)
-    assert torch.equal(ops.vandermonde_adjoint(shaped, log_lambda), moments.view(2, 3, 5, 2))
+@families
+def test_leading_dimensions_are_kept(family):
+    W, log_lambda = family.modes(6, 2, 5)
+    kernel = family.product(W, log_lambda, 40)
+    shaped = family.product(W.view(2, 3, 2, 5, 2), log_lambda, 40)
+    assert torch.equal(shaped, kernel.view(2, 3, 2, 40))
+    assert_close(family.product(W[1], log_lambda, 40), kernel[1], 1e-14)
+    moments = family.adjoint(shaped, log_lambda)
+    assert torch.equal(moments, family.adjoint(kernel, log_lambda).view(2, 3, 2, 5, 2))
+    assert_close(family.adjoint(kernel[1], log_lambda), moments[0, 1], 1e-14)
 
 
-def test_complex_kernel_is_both_parts():
+@families
+def test_second_derivatives(family):
+    W, log_lambda = family.modes(1, 2, 3)
+    v = random(1, 2, 20).requires_grad_()
+    inputs = W.requires_grad_(), log_lambda.requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda w, ll: family.product(w, ll, 20), inputs)
+    assert torch.autograd.gradgradcheck(family.adjoint, (v, log_lambda))
+
+
+@families
+@pytest.mark.parametrize("workspace", [1, 7, 64, 300])
+def test_small_tiles_give_the_same(monkeypatch, family, workspace):
+    """Channels, rows, states and blocks cut into the smallest pieces.
+
+    A phase of a channel's own lambda is the sum of other parts then: 300 steps of 6.3 times the
+    rounding of float64.
+    """
+    tolerance = 1e-14 if family is SHARED else 2e-13
+    W, log_lambda = family.modes(3, 5, 6)
+    kernel = family.product(W, log_lambda, 300)
+    moments = family.adjoint(kernel, log_lambda)
+    for module in ("dlrnn.ops.vandermonde", "dlrnn.ops.channel_vandermonde"):
+        monkeypatch.setattr(import_module(module), "_workspace", lambda _: workspace)
+    assert_close(family.product(W, log_lambda, 300), kernel, tolerance)
+    assert_close(family.adjoint(kernel, log_lambda), moments, tolerance)
+
+
+@families
+def test_nan_stays_in_its_row_and_a_batch_may_be_empty(family):
+    W, log_lambda = family.modes(2, 2, 3)
+    W[0, 1, 1, 0] = float("nan")
+    kernel = family.product(W, log_lambda, 40)
+    assert kernel[0, 1].isnan().all()
+    assert kernel[1].isfinite().all()
+    assert kernel[0, 0].isfinite().all()
+    assert family.product(W[:0], log_lambda, 40).shape == (0, 2, 40)
+    assert family.adjoint(kernel[:0], log_lambda).shape == (0, 2, 3, 2)
+
+
+@families
+def test_autocast_does_not_reach_the_products(family):
+    W, log_lambda = family.modes(2, 3, 64, torch.float32)
+    kernel = family.product(W, log_lambda, 100)
+    moments = family.adjoint(kernel, log_lambda)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert torch.equal(family.product(W, log_lambda, 100), kernel)
+        assert torch.equal(family.adjoint(kernel, log_lambda), moments)
+
+
+@families
+def test_custom_ops_are_sound(family):
+    """PyTorch's own checks: schema, fake kernel, autograd registration, compiled call."""
+    W, log_lambda = family.modes(2, 2, 3)
+    v = random(2, 2, 20)
+    if family is SHARED:
+        W, v = W[:, 0], v[:, 0]
+    product, adjoint, slopes = (getattr(torch.ops.dlrnn, name).default for name in family.ops)
+    W, log_lambda, v = (t.clone().requires_grad_() for t in (W, log_lambda, v))
+    torch.library.opcheck(product, (W, log_lambda, 20))
+    torch.library.opcheck(adjoint, (v, log_lambda))
+    torch.library.opcheck(slopes, tuple(t.detach() for t in (v, W, log_lambda)))
+
+
+def test_one_lambda_for_all_channels_gives_the_shared_product():
+    W, log_lambda = random_modes(5, 9)
+    own = log_lambda.expand(5, 9, 2)
+    assert_close(ops.channel_vandermonde(W, own, 99), ops.vandermonde(W, log_lambda, 99), 1e-13)
+    v = random(5, 99)
+    assert_close(ops.channel_adjoint(v, own), ops.vandermonde_adjoint(v, log_lambda), 1e-13)
+
+
+def test_the_complex_kernel_has_both_parts():
     W, log_lambda = random_modes(3, 6)
     re, im = ops.complex_vandermonde(W, log_lambda, 33)
     i_W = torch.stack((-W[..., 1], W[..., 0]), dim=-1)
@@ -79,24 +204,19 @@ def test_complex_kernel_is_both_parts():
     assert_close(-im, reference.vandermonde(i_W.cpu(), log_lambda.cpu(), 33), 1e-13)
 
 
-def test_second_derivative():
-    W, log_lambda = random_modes(2, 3)
-    v = torch.randn(2, 20, dtype=torch.float64, device=DEVICE)
-    assert torch.autograd.gradgradcheck(
-        lambda w, ll: ops.vandermonde(w, ll, 20), (W.requires_grad_(), log_lambda.requires_grad_())
-    )
-    assert torch.autograd.gradgradcheck(ops.vandermonde_adjoint, (v.requires_grad_(), log_lambda))
+def test_wrong_shapes_are_refused(unchecked):
+    W, log_lambda = EACH.modes(1, 2, 3)
+    with refused("log_lambda", "[H, N, 2]", "[3, 2]"):
+        ops.channel_vandermonde(W[0], log_lambda[0], 8)
+    with refused("W", "[2, 3, 2]", "[1, 3, 2]"):
+        ops.channel_vandermonde(W[0, :1], log_lambda, 8)
+    with refused("v", "[2, L]", "[3, 8]"):
+        ops.channel_adjoint(torch.ones(3, 8, device=DEVICE), log_lambda)
+    with refused("length", "at least 1", "0"):
+        ops.channel_vandermonde(W, log_lambda, 0)
 
 
-@pytest.mark.parametrize("workspace", [1, 7, 64])
-def test_tiles_give_the_same(monkeypatch, workspace):
-    """Rows, blocks and states cut into the smallest pieces."""
-    W, log_lambda = random_modes(5, 6)
-    kernel = ops.vandermonde(W, log_lambda, 300)
-    moments = ops.vandermonde_adjoint(kernel, log_lambda)
-    monkeypatch.setattr(import_module("dlrnn.ops.vandermonde"), "_workspace", lambda _: workspace)
-    assert_close(ops.vandermonde(W, log_lambda, 300), kernel, 1e-14)
-    assert_close(ops.vandermonde_adjoint(kernel, log_lambda), moments, 1e-14)
+# ---------------------------------------------------------------------------------- accuracy
 
 
 def test_one_million_positions():
@@ -108,8 +228,8 @@ def test_one_million_positions():
 
 
 @pytest.mark.parametrize("length", [1, 70])
-def test_the_truth_of_that_test_is_the_oracle(monkeypatch, length):
-    monkeypatch.setattr("dlrnn.bench.kernel.BLOCK", 16)
+def test_the_exact_kernel_of_the_benchmark_equals_the_reference(monkeypatch, length):
+    monkeypatch.setattr("dlrnn.bench.layer.BLOCK", 16)
     re, im, W = (
         torch.rand(*shape, dtype=torch.float64).requires_grad_()
         for shape in ((5,), (5,), (3, 5, 2))
@@ -121,29 +241,12 @@ def test_the_truth_of_that_test_is_the_oracle(monkeypatch, length):
         assert_close(have, want, 1e-12)
 
 
-def test_nan_and_empty_batch():
-    W, log_lambda = random_modes(2, 3)
-    W[0, 1, 0] = float("nan")
-    kernel = ops.vandermonde(W, log_lambda, 40)
-    assert kernel[0].isnan().all()
-    assert kernel[1].isfinite().all(), "a NaN stays in its row"
-    assert ops.vandermonde(W[:0], log_lambda, 40).shape == (0, 40)
-    assert ops.vandermonde_adjoint(kernel[:0], log_lambda).shape == (0, 3, 2)
-
-
-def test_autocast_does_not_reach_the_product():
-    W, log_lambda = random_modes(2, 64, torch.float32)
-    expected = ops.vandermonde(W, log_lambda, 100)
-    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        assert torch.equal(ops.vandermonde(W, log_lambda, 100), expected)
-
-
-def test_custom_ops_are_sound():
-    """PyTorch's own checks: schema, fake kernel, autograd registration, compiled call."""
-    W, log_lambda = random_modes(2, 3)
-    arguments = W.requires_grad_(), log_lambda.requires_grad_()
-    torch.library.opcheck(torch.ops.dlrnn.vandermonde.default, (*arguments, 20))
-    v = torch.randn(2, 20, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(torch.ops.dlrnn.vandermonde_adjoint.default, (v, log_lambda))
-    arguments = v.detach(), W.detach(), log_lambda.detach()
-    torch.library.opcheck(torch.ops.dlrnn.vandermonde_gradients.default, arguments)
+def test_one_million_positions_with_a_lambda_for_each_channel():
+    """Kernel and gradients to 1e-5 in fp32, against those of the shared product in float64."""
+    _, log_lambda = random_modes(1, 3 * 64, modulus=(1 - 1e-5, 1.0))
+    log_lambda = log_lambda.view(3, 64, 2).requires_grad_()
+    W = torch.randn(3, 64, 2, device=DEVICE, requires_grad=True)
+    exact = W.double()
+    rows = [ops.vandermonde(exact[h], log_lambda[h], 2**20) for h in range(3)]
+    kernel = ops.channel_vandermonde(W, log_lambda, 2**20)
+    assert_agree(kernel, torch.stack(rows), (W, log_lambda), 1e-5)

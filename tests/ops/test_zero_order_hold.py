@@ -52,7 +52,7 @@ def integral(z, m):
 
 @pytest.mark.parametrize("radius", RADII)
 @pytest.mark.parametrize("angle", [1.6, 2.5, 3.141592653589793])
-def test_gain_and_its_derivative(radius, angle):
+def test_gain_and_derivative_equal_the_series(radius, angle):
     """At every |z|, 0 included; the quotient's derivative loses at most 1 / NEAR of its digits."""
     z = cmath.rect(radius, angle)
     Lambda = torch.tensor([[z.real, z.imag]], dtype=torch.float64, device=DEVICE).requires_grad_()
@@ -74,7 +74,7 @@ def test_second_derivatives(scale):
     assert torch.autograd.gradgradcheck(ops.zero_order_hold, inputs)
 
 
-def test_it_solves_the_equation():
+def test_one_step_solves_the_differential_equation():
     """`x' = Lambda x + u` with u held: fine Runge-Kutta steps end where one step of it does."""
     Lambda = torch.tensor([[-0.5, 3.0], [-2.0, 0.1]], dtype=torch.float64)
     dt = torch.tensor([0.7], dtype=torch.float64)

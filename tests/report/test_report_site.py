@@ -11,7 +11,7 @@ from pathlib import Path
 import made_up
 import pytest
 
-from dlrnn.bench.lengths import PEERS
+from dlrnn.bench.cases import PEERS
 from dlrnn.paper import recipes
 from dlrnn.report import add, read_results
 from dlrnn.report.book import OTHERS

@@ -20,7 +20,7 @@ from support import DEVICE, assert_close
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn.bench.tables import _step
+from dlrnn.bench.tables import training_step
 from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
@@ -95,7 +95,7 @@ def test_batches_of_the_host_come_in_their_order(threads, monkeypatch):
     monkeypatch.setattr("dlrnn.train.step.threads_for", lambda *_: threads)
     task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
     asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
-    step = _step(asked, torch.device("cpu"))
+    step = training_step(asked, torch.device("cpu"))
     for k, batches in enumerate(prefetched(step, 5, 17), start=5):
         for one, other in zip(batches, step.samples(k), strict=True):
             assert torch.equal(one.inputs, other.inputs)

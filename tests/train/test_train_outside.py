@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrnn.bench.tables import _step
+from dlrnn.bench.tables import training_step
 from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
@@ -132,7 +132,7 @@ def test_complex_parameters_learn(tmp_path):
 
 
 def test_a_buffer_that_is_replaced_is_averaged_over_processes(monkeypatch):
-    step = _step(config(f"{__name__}.Counting"), torch.device("cpu"))
+    step = training_step(config(f"{__name__}.Counting"), torch.device("cpu"))
     several = Mock(wraps=step.fabric, world_size=2)
     several.all_reduce = lambda value, reduce_op: value + (10 if reduce_op == "mean" else 0)
     monkeypatch.setattr(step, "fabric", several)

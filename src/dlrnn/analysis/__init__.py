@@ -1,4 +1,4 @@
-"""Kronecker products, conversions, fits, compression, pictures."""
+"""Layers as mathematical objects: conversions, products, fits, compression, plots."""
 
 from dlrnn.analysis.compress import Compression, compress
 from dlrnn.analysis.fit import KernelFit, ShiftWeights, fit_kernel, shift_weight_norms

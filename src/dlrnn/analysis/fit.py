@@ -1,4 +1,4 @@
-"""Which weights give a kernel, and how large they have to be."""
+"""The weights that give a kernel, and how large they must be."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from dlrnn.ops.checks import require, require_shape, require_tensor
 
 
 class KernelFit(NamedTuple):
-    """`w` [H, N], complex128 or float64 as lambda was; `|fit - K| / |K|`; the condition number."""
+    """`w` [H, N], complex128 or float64 like lambda; `|fit - K| / |K|`; the condition number."""
 
     w: Tensor
     residual: float
@@ -21,12 +21,12 @@ class KernelFit(NamedTuple):
 
 
 def fit_kernel(kernel: Tensor, lam: Tensor) -> KernelFit:
-    """The w nearest to `Re(w P) = K`, or `w P = K` where lam is real, `P_nk = lambda_n^k`.
+    """The w that best solves `Re(w P) = K` (`w P = K` for a real lam), where `P_nk = lambda_n^k`.
 
-    Least squares through the singular values of P (of `[Re P; -Im P]`, 2 N x L, where lam is
-    complex), of least norm where there are many; K [H, L] or [L], lam [N].
-    The condition number is the largest over the smallest of its min(2 N, L) or min(N, L) singular
-    values: infinite where one is 0, and beyond 1e16 no more than a sign that one nearly is.
+    The solution of least squares by the singular values of P (of `[Re P; -Im P]`, 2 N x L, for a
+    complex lam); of several solutions the one of least norm. K is [H, L] or [L], lam [N].
+    The condition number is the ratio of the largest to the smallest of its min(2 N, L) or min(N, L)
+    singular values: infinite if one is 0. Above 1e16 it only says that one is nearly 0.
     """
     require_tensor("kernel", kernel)
     require(
@@ -58,7 +58,7 @@ def _rows(lam: Tensor, length: int) -> Tensor:
 
 
 class ShiftWeights(NamedTuple):
-    """What N states pay to shift by N - 1: `log2 max |w|` and the condition number."""
+    """The weights with which N states shift by N - 1: `log2 max |w|` and the condition number."""
 
     N: int
     log2_real: float
@@ -68,9 +68,9 @@ class ShiftWeights(NamedTuple):
 
 
 def shift_weight_norms(sizes: Iterable[int]) -> list[ShiftWeights]:
-    """The weights of the one-hot kernel at k = N - 1, N = L: real lambda against complex.
+    """The weights of the one-hot kernel at k = N - 1, N = L, for real and for complex lambda.
 
-    Real: whatever the lambda in [0, 1], `w_i = 1 / prod_{j != i} (lambda_i - lambda_j)`. Since
+    Real: for any lambda in [0, 1], `w_i = 1 / prod_{j != i} (lambda_i - lambda_j)`. Since
     `sum_i w_i p(lambda_i)` is the leading coefficient of any p of degree N - 1, the Chebyshev
     polynomial (at most 1 on [0, 1], leading coefficient 2^(2N - 3)) shows for N >= 2 that
     `max |w| >= 2^(2N - 3) / N`. The Chebyshev points taken here come within 1 bit of that:

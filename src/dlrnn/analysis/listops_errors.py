@@ -1,4 +1,4 @@
-"""Where a model is wrong on ListOps-SubTrees: by the height of a node, and by its operator."""
+"""Error rates on ListOps-SubTrees by the height of a node and by its operator."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Nodes(NamedTuple):
 
 
 def nodes(tokens: Integer[np.ndarray, " L"]) -> Nodes:
-    """Read a tree off its tokens; a digit has height 0."""
+    """Parse the tokens of an expression; a digit has height 0."""
     opened: list[list[int]] = []  # operator and height so far
     found: list[tuple[int, int, int]] = []
     for place, token in enumerate(tokens.tolist()):

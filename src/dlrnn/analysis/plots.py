@@ -1,4 +1,4 @@
-"""Pictures of a layer: its eigenvalues and its kernels. No pyplot, hence no global state."""
+"""Plots of a layer's eigenvalues and kernels, without pyplot and its global state."""
 
 import math
 from typing import TYPE_CHECKING
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 BLUE = "#0072B2"
 GREY = "#767676"
-LONGEST = 1e9  # a memory without end is drawn here
+LONGEST = 1e9  # a longer or infinite memory is drawn here
 
 
 def plot_spectrum(layer: DLR) -> "Figure":
     """Left: lambda in the unit circle. Right: the memory `1 / -log |lambda|` against the phase.
 
-    Coloured by the norm of each state's weights over the channels.
+    The colour of a state is the norm of its weights over the channels.
     """
     from matplotlib.colors import LogNorm
 
     system = system_of(layer)
     lam, size = system.lam, torch.linalg.norm(system.w, dim=0)
-    order = size.argsort()  # the heaviest on top
+    order = size.argsort()  # states of large weight are drawn last
     lam, size = lam[order], size[order]
     memory = 1 / lam.abs().log().neg().clamp(min=1 / LONGEST, max=100)
 
@@ -66,8 +66,8 @@ def plot_spectrum(layer: DLR) -> "Figure":
 def plot_kernel(layer: DLR, length: int) -> "Figure":
     """Above: the kernels of up to four channels. Below: those of all channels as an image.
 
-    The right-to-left kernels of a bidirectional layer are drawn at negative positions, where they
-    look: entry k lies at -1 - k.
+    The right-to-left kernels of a bidirectional layer are drawn at negative positions, which they
+    read: entry k lies at -1 - k.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""A layer at a step of its training, as plain numbers: eigenvalues, kernels, impulse response.
+"""Snapshots of layers during training as JSON: eigenvalues, kernels, impulse response.
 
 A run writes them to `snapshots.jsonl`, which the explorer of `dlrnn report` shows.
 """
@@ -20,10 +20,10 @@ DIGITS = 4
 def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
     """Every DLR, DSS and S4D layer of a model, in numbers of four digits.
 
-    Eigenvalues are pairs (log |lambda|, phase), evenly chosen where there are more than 256.
-    Kernels are those of up to four channels, `response` the root mean square over all channels of
-    what a unit impulse leaves behind, the skip D included. Where a kernel is longer than 512, each
-    number stands for `stride` samples: the one of largest magnitude, so that no peak is lost.
+    Eigenvalues are pairs (log |lambda|, phase); of more than 256, evenly spaced ones are chosen.
+    There are kernels of up to four channels. `response` is the root mean square over all channels
+    of the answer to a unit impulse, with the skip D. In a kernel longer than 512, each number
+    stands for `stride` samples: it is the one of largest magnitude, so that no peak is lost.
     """
     require(length >= 1, f"a kernel needs a length of at least 1, not {length}")
     layers = [
@@ -63,14 +63,14 @@ def _numbers(layer: DLR | DSS | S4D, length: int) -> dict[str, Any]:
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Up to `most` of 0 .. count - 1, the first and the last among them."""
+    """Up to `most` evenly spaced numbers of 0 .. count - 1, with the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(k * (count - 1) / (most - 1)) for k in range(most)]
 
 
 def _peaks(values: Tensor, stride: int) -> Tensor:
-    """Of every `stride` numbers the one of largest magnitude."""
+    """The number of largest magnitude of every `stride` numbers."""
     missing = -len(values) % stride
     parts = torch.cat((values, values.new_zeros(missing))).view(-1, stride)
     return parts.gather(1, parts.abs().argmax(1, keepdim=True))[:, 0]

@@ -1,4 +1,4 @@
-"""DLRs as plain numbers: products of kernels, the paper's DLR-prod forms, any linear RNN as a DLR.
+"""DLRs as systems `(lambda, w)`: products of kernels, DLR-prod as a DLR, linear RNNs as DLRs.
 
 Everything here is complex128 on the CPU and carries no gradient.
 """
@@ -13,10 +13,10 @@ from dlrnn import ops
 from dlrnn.nn import DLR
 from dlrnn.ops.checks import require, require_dtype, require_shape, require_tensor
 
-# exp(-1024) is exactly 0 in float64, and its zeroth power is 1: this is how a lambda of 0 is held
-# in a layer, whose log_lambda_re = sqrt(1024) = 32 is exact in every precision.
+# log |lambda| of a lambda of 0: exp(-1024) is exactly 0 in float64, and its zeroth power is 1. In a
+# layer log_lambda_re = sqrt(1024) = 32 is exact in every precision.
 LOG_ZERO = -1024.0
-ROUNDING = 1e-13  # |lambda| this far above 1 is taken for 1
+ROUNDING = 1e-13  # |lambda| up to this far above 1 is rounded to 1
 CONDITION = 1e7  # of eigenvectors: 1e7 x 2e-16 leaves the kernel about 8 digits
 RECONSTRUCTION = 1e-8
 
@@ -50,7 +50,7 @@ def log_pairs(lam: Complex[Tensor, " N"]) -> Float[Tensor, "N 2"]:
 def _require_system(name: str, value: object) -> None:
     kind = type(value).__name__
     require(
-        isinstance(value, System), f"{name} takes systems, not a {kind}: `system_of(layer)` is one"
+        isinstance(value, System), f"{name} takes systems, not a {kind}: use `system_of(layer)`"
     )
 
 
@@ -58,12 +58,11 @@ def _require_system(name: str, value: object) -> None:
 
 
 def system_of(layer: DLR) -> System:
-    """The layer's `lambda` and `w`, before its cast, its kernel_length and D; 2 H rows of w if
-    bidirectional.
+    """The layer's `lambda` and `w`, without its cast, its kernel_length and D.
+
+    A bidirectional layer has 2 H rows of w.
     """
-    require(
-        isinstance(layer, DLR), f"a system is that of a DLR layer, not of a {type(layer).__name__}"
-    )
+    require(isinstance(layer, DLR), f"system_of takes a DLR layer, not a {type(layer).__name__}")
     W, log_lambda, _ = (pairs.detach().cpu().double() for pairs in layer.modes())
     lam = ops.powers(log_lambda, torch.ones(()))
     return System(torch.view_as_complex(lam), torch.view_as_complex(W.contiguous()))
@@ -78,7 +77,7 @@ def layer_of(system: System, *, bidirectional: bool = False) -> DLR:
     rows, states = system.w.shape
     require(
         not bidirectional or rows % 2 == 0,
-        f"a bidirectional layer needs two rows of w a channel, an even number and not {rows}",
+        f"a bidirectional layer needs an even number of rows of w, two a channel, not {rows}",
     )
     with torch.device("meta"):  # draws no random numbers
         layer = DLR(
@@ -112,20 +111,20 @@ def write_modes(layer: DLR, system: System) -> None:
 
 
 def kronecker(a: System, b: System) -> System:
-    """`lambda (x) lambda'` and `w (x) w'` channel by channel: its kernel is `K_k K'_k`."""
+    """The system `lambda (x) lambda'`, `w (x) w'` of each channel, whose kernel is `K_k K'_k`."""
     for each in (a, b):
         _require_system("kronecker", each)
     channels, others = a.w.shape[0], b.w.shape[0]
     require(
         channels == others,
-        f"a Kronecker product needs as many channels on both sides, not {channels} and {others}",
+        f"both factors must have the same number of channels, not {channels} and {others}",
     )
     lam = torch.outer(a.lam, b.lam).flatten()
     return System(lam, (a.w[:, :, None] * b.w[:, None, :]).flatten(1))
 
 
 def prod_as_dlr(system: System) -> System:
-    """DLR-prod with N (N + 1) / 2 states: `Re` of its kernel is `Re(K) Im(K)`."""
+    """DLR-prod as a DLR of N (N + 1) / 2 states, whose `Re(kernel)` is `Re(K) Im(K)`."""
     _require_system("prod_as_dlr", system)
     w, log_lambda = ops.prod_modes(torch.view_as_real(system.w), log_pairs(system.lam))
     lam = ops.powers(log_lambda, torch.ones(()))
@@ -133,9 +132,9 @@ def prod_as_dlr(system: System) -> System:
 
 
 def prod_as_dlr_full(system: System) -> System:
-    """DLR-prod as the paper writes it, with 4 N^2 states: its kernel itself is `Re(K) Im(K)`.
+    """DLR-prod as the paper writes it, with 4 N^2 states, whose kernel is `Re(K) Im(K)`.
 
-    It is the Kronecker product of two systems of 2 N states, `lambda` and its conjugate: one with
+    This is the Kronecker product of two systems of 2 N states, `lambda` and its conjugate: one with
     the kernel `Re(K) = (K + conj K) / 2`, one with `Im(K) = (K - conj K) / 2i`.
     """
     _require_system("prod_as_dlr_full", system)
@@ -183,8 +182,8 @@ def from_linear_rnn(A: Tensor, B: Tensor, C: Tensor) -> System:
     error = (torch.linalg.norm(rebuilt - A) / torch.linalg.norm(A).clamp(min=1e-300)).item()
     require(
         error <= RECONSTRUCTION,
-        f"A cannot be diagonalised: V diag(lambda) V^-1 differs from it by {error:.1e} of its norm,"
-        f" and it must by at most {RECONSTRUCTION:.0e}",
+        f"A cannot be diagonalised: V diag(lambda) V^-1 differs from A by {error:.1e} of its norm,"
+        f" and the limit is {RECONSTRUCTION:.0e}",
     )
     w = (C.reshape(-1, states) @ V) * torch.linalg.solve(V, B.reshape(states))
     return System(lam, w)

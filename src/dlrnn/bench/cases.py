@@ -1,29 +1,33 @@
-"""`dlrnn bench layer --all` and `bench conv`: every backend and peer in one run.
+"""Layers at many sizes: `dlrnn bench layer --all`, `dlrnn bench conv`, `dlrnn bench lengths`.
 
-Forward + backward. On a GPU the times are its own, of calls in a CUDA graph. Beside each number the
-ceiling: what the bytes and the products would take at the rates of one H200.
+Forward + backward. On a GPU a time is that of the replay of a CUDA graph. `ceiling` is the time
+that the bytes and the products would take at the rates of one H200.
 """
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
+    announced,
+    forward_backward,
+    machine,
     median_ms,
     relative_error,
     replayed,
     require_right,
     seconds,
-    told,
 )
-from dlrnn.nn import DLR
+from dlrnn.nn import DLR, DSS, S4, S4D, Attention, AttentionFF, LocalAttention, SGConv
 from dlrnn.ops import dispatch
 
 TOLERANCE = 1e-5
@@ -45,7 +49,7 @@ class Case(NamedTuple):
     authors: float | None = None
 
     def smaller(self, factor: int) -> "Case":
-        """The same at a fraction of its length and states, of which nothing is known."""
+        """This case at a fraction of its length and states, without published times."""
         sizes = {name: max(2, getattr(self, name) // factor) for name in ("states", "length")}
         kernel = max(2, self.kernel // factor)
         batch = min(self.batch, 2)
@@ -53,13 +57,13 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the DLR layer."""
+        """The options of the DLR layer."""
         limit = self.kernel if self.kernel < self.length else None
         return {"bidirectional": self.two_sided, "kernel_length": limit}
 
     @property
     def ceiling(self) -> float:
-        """Ms: five passes over the activations, three products of 2 N x L for each kernel."""
+        """Ms of five passes over the activations and three products of 2 N x L for each kernel."""
         rows = self.channels * (2 if self.two_sided else 1)
         passes = 5 * 4 * self.batch * self.length * self.channels / BANDWIDTH
         return 1e3 * (passes + 3 * 4 * rows * self.states * self.kernel / PRODUCTS)
@@ -77,11 +81,11 @@ CASES = (
 
 
 def bench_cases(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
-    """Every layer of the paper: our backends, the paper's listing, attention."""
+    """The times of every layer of the paper: our backends, the paper's listing, attention."""
     where = torch.device(device)
-    cases = told([case if factor == 1 else case.smaller(factor) for case in CASES], name_of)
+    cases = announced([case if factor == 1 else case.smaller(factor) for case in CASES], name_of)
     rows = [layer_row(case, where, repeats) for case in cases]
-    return {**machine(where, factor), "cases": rows}
+    return result_of(where, factor, rows)
 
 
 def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
@@ -89,17 +93,20 @@ def bench_conv(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
     where = torch.device(device)
     short = (Case("512", 64, 128, 0, 512, 512), Case("2048", 32, 128, 0, 2048, 2048))
     cases = [case if factor == 1 else case.smaller(factor) for case in (*short, *CASES)]
-    rows = [_convolution(case, where, repeats) for case in told(cases, name_of)]
-    return {**machine(where, factor), "cases": rows}
+    rows = [_convolution(case, where, repeats) for case in announced(cases, name_of)]
+    return result_of(where, factor, rows)
 
 
 def name_of(case: Case) -> str:
-    """To tell what is being measured."""
+    """The name of a case in progress messages."""
     return f"{case.name}: B {case.batch}, L {case.length}"
 
 
 def layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
-    """DLR by every backend, the paper's listing, attention; nothing if an answer is wrong."""
+    """The times of DLR by every backend, of the paper's listing, and of attention.
+
+    Raises if an answer is wrong.
+    """
     torch.manual_seed(0)
     before = allocated(device)
     layer = DLR(case.channels, case.states, **case.options).to(device)
@@ -107,18 +114,20 @@ def layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
     functions: dict[str, Callable[[], object]] = {}
     row: dict[str, Any] = {"case": case.name, "B": case.batch, "L": case.length}
-    truth = _with("torch", _run, _in_float64(layer, case), x[:1].double(), dy[:1].double())
+    truth = _with(
+        "torch", forward_backward, _in_float64(layer, case), x[:1].double(), dy[:1].double()
+    )
     for name in _backends("convolution", device):
-        answer = _with(name, _run, layer, x[:1], dy[:1])
+        answer = _with(name, forward_backward, layer, x[:1], dy[:1])
         pairs = zip(answer, truth, strict=True)
         errors = {f"{name} {k}": relative_error(*pair) for k, pair in enumerate(pairs)}
         require_right(errors, TOLERANCE)
         row[f"{name} error"] = max(errors.values())
-        functions[name] = partial(_with, name, _run, layer, x, dy)
+        functions[name] = partial(_with, name, forward_backward, layer, x, dy)
     del truth
     listing = ListingDLR(case.channels, case.states, bidirectional=case.two_sided).to(device)
-    if case.kernel == case.length:  # the listing knows no restricted kernels
-        functions["listing"] = partial(_run, listing, x, dy)
+    if case.kernel == case.length:  # the listing cannot cut kernels
+        functions["listing"] = partial(forward_backward, listing, x, dy)
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:
         functions["attention bf16"] = partial(_attention, x)
     row |= times(functions, device, repeats, before)
@@ -151,7 +160,7 @@ def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, An
 def times(
     functions: dict[str, Callable[[], object]], device: torch.device, repeats: int, before: int
 ) -> dict[str, float | None]:
-    """Ms by name, and the most memory at once; None where there is not enough of it."""
+    """Ms by name, and the peak memory on a GPU; None where the memory is too small."""
     found: dict[str, float | None] = {}
     for name, function in functions.items():
         try:
@@ -172,7 +181,7 @@ def times(
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes of a GPU."""
+    """The bytes that are allocated on a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -188,12 +197,6 @@ def _with(backend: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
 
-def _run(layer: DLR, x: Tensor, dy: Tensor) -> list[Tensor]:
-    inputs = (x.detach().requires_grad_(), *layer.parameters())
-    y = layer(inputs[0])
-    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
-
-
 def _convolve(u: Tensor, right: Tensor, left: Tensor | None = None) -> list[Tensor]:
     given = (u, right) if left is None else (u, right, left)
     inputs = [t.detach().requires_grad_() for t in given]
@@ -202,7 +205,7 @@ def _convolve(u: Tensor, right: Tensor, left: Tensor | None = None) -> list[Tens
 
 
 def _attention(x: Tensor, heads: int = 4) -> list[Tensor]:
-    """Causal, bf16, without its projections: what a user would pick instead."""
+    """Causal attention in bf16 without projections: the alternative a user would choose."""
     split = x.detach().bfloat16().unflatten(-1, (heads, -1)).transpose(1, 2)
     query, key, value = (split.clone().requires_grad_() for _ in range(3))
     y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -215,15 +218,96 @@ def _in_float64(layer: DLR, case: Case) -> DLR:
     return exact
 
 
-def machine(device: torch.device, factor: int) -> dict[str, Any]:
-    """What a result begins with."""
-    return {
-        "case": {"forward + backward": "ms", "sizes": "full" if factor == 1 else f"1/{factor}"},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+def result_of(device: torch.device, factor: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A result with these rows."""
+    sizes = "full" if factor == 1 else f"1/{factor}"
+    case = {"forward + backward": "ms", "sizes": sizes}
+    return {"case": case, **machine(device), "cases": rows}
 
 
 def _rounded(ms: float) -> float:
     return float(f"{ms:.4g}")
+
+
+# ---------------------------------------------------------------------------------- every mixer
+
+CHECKED = 4096  # positions, at most, that are compared with float64
+COARSE = 2e-2  # the tolerance of bf16
+
+
+class Peer(NamedTuple):
+    """Another mixer than DLR: how to make it for a case."""
+
+    make: Callable[[Case], nn.Module]
+    attends: bool = False
+    up_to: int | None = None
+
+
+PEERS = {
+    "dss": Peer(lambda case: DSS(case.channels, case.states)),
+    "s4d": Peer(lambda case: S4D(case.channels, 64)),
+    "s4": Peer(lambda case: S4(case.channels, 64)),
+    "sgconv": Peer(lambda case: SGConv(case.channels, length=case.length)),
+    "attention": Peer(lambda case: Attention(case.channels), True, ATTENTION_UP_TO),
+    "attention-ff": Peer(lambda case: AttentionFF(case.channels), True, ATTENTION_UP_TO),
+    "local-attention": Peer(lambda case: LocalAttention(case.channels), True),
+}
+
+
+def bench_lengths(*, device: str, repeats: int, factor: int = 1) -> dict[str, Any]:
+    """The time of a layer of every mixer against the length: a row for each length.
+
+    H 128, N 1024 (64 in S4 and S4D, as their authors have it), 2^16 positions in sequences of 2^8
+    to 2^16, or one sequence up to 2^18. DLR runs with each backend; attention runs in bf16 on a
+    GPU, as one would use it, and everything else in fp32. The columns of the other mixers are
+    called "layer NAME".
+    """
+    where = torch.device(device)
+    lengths = [2**k for k in range(8, 19)]
+    cases = [Case(str(L), max(1, 2**16 // L), 128, 1024, L, L) for L in lengths]
+    cases = [case if factor == 1 else case.smaller(factor) for case in cases]
+    rows = [
+        layer_row(case, where, repeats) | _peers(case, where, repeats)
+        for case in announced(cases, name_of)
+    ]
+    return result_of(where, factor, rows)
+
+
+def _peers(case: Case, device: torch.device, repeats: int) -> dict[str, float | None]:
+    """The ms of each; a mixer whose answer is wrong gets its error and no time."""
+    torch.manual_seed(0)
+    before = allocated(device)
+    shape = case.batch, case.length, case.channels
+    x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
+    row: dict[str, float | None] = {}
+    for kind, peer in PEERS.items():
+        if peer.up_to is not None and case.length > peer.up_to:
+            continue
+        coarse = peer.attends and device.type == "cuda"
+        layer = peer.make(case).to(device)
+        run = partial(
+            forward_backward, layer, precision=partial(precision_of, device, coarse=coarse)
+        )
+        name = f"layer {kind} bf16" if coarse else f"layer {kind}"
+        error = error_of(layer, run, x[:1, :CHECKED], dy[:1, :CHECKED])
+        row[f"{name} error"] = error
+        if error <= (COARSE if coarse else TOLERANCE):
+            row |= times({name: partial(run, x, dy)}, device, repeats, before)
+    return row
+
+
+def precision_of(device: torch.device, *, coarse: bool) -> AbstractContextManager[Any]:
+    """Autocast to bf16, if `coarse`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=coarse)
+
+
+def error_of(
+    layer: nn.Module, run: Callable[[Tensor, Tensor], list[Tensor]], x: Tensor, dy: Tensor
+) -> float:
+    """The relative error of the output and of its gradient by x, against float64."""
+    exact, answer = deepcopy(layer).double(), run(x, dy)
+    given = x.double().requires_grad_()
+    with ops.use_backend("torch"):
+        y = exact(given)
+    truth = (y.detach(), *torch.autograd.grad(y, given, dy.double()))
+    return max(relative_error(*pair) for pair in zip(answer[:2], truth, strict=True))

@@ -1,4 +1,4 @@
-"""`dlrnn check`: does a checkpoint give the same answer whole, in chunks and step by step?"""
+"""`dlrnn check`: whether a layer gives the same answer whole, in chunks and step by step."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlrnn.bench.measure import relative_error
 from dlrnn.nn import DLR, load_layers
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -23,7 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A file itself; in a run's folder its best model; in another its only safetensors file."""
+    """The file, the best model of a run directory, or the only safetensors file of a folder."""
     if not path.is_dir():
         return path
     if (best := path / "best.safetensors").is_file():
@@ -38,7 +39,7 @@ def find_checkpoint(path: Path) -> Path:
 def check_file(
     path: Path, lengths: list[int], cast: str | None, kernel_length: int | None
 ) -> list[dict[str, Any]]:
-    """One row for each layer, dtype and length."""
+    """`check_layer` of every layer in a file: one row for each layer, dtype and length."""
     layers = load_layers(find_checkpoint(path), cast=cast, kernel_length=kernel_length)
     return [
         {"layer": name or "(layer)", **check_layer(layer, dtype, length)}
@@ -49,7 +50,7 @@ def check_file(
 
 
 def check_forms(lengths: list[int]) -> list[dict[str, Any]]:
-    """The same for new layers: every way to stream there is, |lambda| between 0.99 and 1."""
+    """`check_layer` of new layers that stream in every way, with |lambda| between 0.99 and 1."""
     rows = []
     for form, options in FORMS.items():
         torch.manual_seed(0)
@@ -63,7 +64,7 @@ def check_forms(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 def check_layer(layer: DLR, dtype: torch.dtype, length: int) -> dict[str, Any]:
-    """Largest difference to the whole sequence, relative to its norm; None where none can be."""
+    """The difference to the whole sequence relative to its norm; None where it cannot stream."""
     parameters = layer.state_dict()
     layer = DLR(**layer.options()).to(dtype).eval()
     layer.load_state_dict(parameters)
@@ -73,13 +74,15 @@ def check_layer(layer: DLR, dtype: torch.dtype, length: int) -> dict[str, Any]:
         whole = layer(x)
         padded = torch.nn.functional.pad(x, (0, 0, 0, 13), value=1.0)
         errors: dict[str, float | None] = {
-            "padded": _error(layer(padded, lengths=torch.tensor([length]))[:, :length], whole),
+            "padded": relative_error(
+                layer(padded, lengths=torch.tensor([length]))[:, :length], whole
+            ),
             "chunks": None,
             "steps": None,
         }
         if not layer.bidirectional:
-            errors["chunks"] = _error(_in_chunks(layer, x), whole)
-            errors["steps"] = _error(_in_steps(layer, x), whole)
+            errors["chunks"] = relative_error(_in_chunks(layer, x), whole)
+            errors["steps"] = relative_error(_in_steps(layer, x), whole)
     streamed = [errors[name] for name in ("chunks", "steps")]
     ok = all(error is None or error <= TOLERANCE[dtype] for error in streamed)
     ok = ok and errors["padded"] is not None and errors["padded"] <= PADDED[dtype]
@@ -103,8 +106,3 @@ def _in_steps(layer: DLR, x: Tensor) -> Tensor:
         y, state = layer.step(x_t, state)
         outputs.append(y)
     return torch.stack(outputs, dim=1)
-
-
-def _error(value: Tensor, reference: Tensor) -> float:
-    size = float(reference.norm())
-    return float((value - reference).norm()) / (size or 1.0)

@@ -1,4 +1,4 @@
-"""`dlrnn bench data`: what a batch costs to make, beside the training step that uses it."""
+"""`dlrnn bench data`: the time to make a batch, and that of the training step that uses it."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import median_ms, replayed, seconds, told
+from dlrnn.bench.measure import announced, machine, median_ms, replayed, seconds
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
@@ -20,15 +20,15 @@ from dlrnn.train.step import batch_maker
 def bench_data(
     *, d_model: int, d_state: int, length: int, device: str, repeats: int
 ) -> dict[str, Any]:
-    """Median ms of a batch and of a training step (forward, backward, AdamW) that uses it: one DLR
-    layer between two linear maps.
+    """Median ms of a batch and of a training step (forward, backward, AdamW) that uses it.
 
-    Batches of 16 (MIPS: 4), as in the paper; no model of the paper has a cheaper step. On a GPU
-    both are replays of CUDA graphs, the sampler compiled as the training loop does it.
+    The model is one DLR layer between two linear maps: no model of the paper has a cheaper step.
+    Batches are of 16 (MIPS: 4), as in the paper. On a GPU both are replays of CUDA graphs, with
+    the sampler compiled as in the training loop.
     """
     where = torch.device(device)
     rows = []
-    for kind in told(ATOMIC, lambda each: each.name):
+    for kind in announced(ATOMIC, lambda each: each.name):
         task, size = kind(length=length), 4 if kind.name == "mips" else 16
         model = nn.Sequential(
             nn.Linear(task.d_input, d_model),
@@ -60,11 +60,9 @@ def bench_data(
     ]
     return {
         "case": {"H": d_model, "N": d_state, "L": length},
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **machine(where),
         "tasks": rows,
-        "generators": [_generator(*each) for each in told(sets, lambda each: each[1])],
+        "generators": [_generator(*each) for each in announced(sets, lambda each: each[1])],
     }
 
 

@@ -1,4 +1,4 @@
-"""`dlrnn bench generate`: what a token costs after a prompt; DLR stays flat, attention grows."""
+"""`dlrnn bench generate`: the time of a token after a prompt, with DLR and with attention."""
 
 import statistics
 import time
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dlrnn.bench.measure import relative_error, require_right, synchronize, told
+from dlrnn.bench.measure import announced, machine, relative_error, require_right, synchronize
 from dlrnn.models import LanguageConfig, LanguageModel
 from dlrnn.models.language import LanguageMixer
 from dlrnn.models.model import State
 
 TOLERANCE = 1e-4
-WINDOWS = 5  # parts of the text that are shown
+WINDOWS = 5  # parts of the text, one row each
 MIXERS: tuple[LanguageMixer, ...] = ("dlr", "attention")
 
 
@@ -23,8 +23,8 @@ def bench_generate(
 ) -> dict[str, Any]:
     """Milliseconds a token in each part of a text, and megabytes of state at its end.
 
-    Models of Table 5's sizes, not trained, fp32, with the causal router; every token is read, by
-    both models in turn, so that a noisy moment hits both. A quarter of the times are below what is
+    The models have Table 5's sizes and the causal router, are not trained and run in fp32. They
+    read every token in turn, so that a noisy moment hits both. The lower quartile of the times is
     shown.
     """
     where = torch.device(device)
@@ -33,27 +33,25 @@ def bench_generate(
     states = {mixer: texts.read_prompt(model) for mixer, model in models.items()}
     parts = min(WINDOWS, tokens)
     rows = []
-    for part in told(range(parts), lambda part: f"part {part + 1} of the text"):
+    for part in announced(range(parts), lambda part: f"part {part + 1} of the text"):
         window = range(part * tokens // parts, (part + 1) * tokens // parts)
         row: dict[str, Any] = {"position": prompt + window.stop}
         times = texts.read_steps(models, states, window)
         for mixer in MIXERS:
-            row[f"{mixer}_ms"] = round(1e3 * _lower_quartile(times[mixer]), 3)
+            row[f"{mixer}_ms"] = round(1e3 * lower_quartile(times[mixer]), 3)
             row[f"{mixer}_MB"] = round(_megabytes(states[mixer]), 1)
         rows.append(row)
     growth = {name: rows[-1][f"{name}_ms"] / rows[0][f"{name}_ms"] for name in MIXERS}
     return {
         "case": {"B": batch, "layers": layers, "experts": experts, "prompt": prompt},
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **machine(where),
         "tokens": rows,
         "last_over_first": {name: round(value, 3) for name, value in growth.items()},
     }
 
 
 class _Texts:
-    """Random tokens, read as a whole and one by one."""
+    """Random tokens, which models read whole and one by one."""
 
     def __init__(self, prompt: int, tokens: int, batch: int, where: torch.device) -> None:
         torch.manual_seed(0)
@@ -63,7 +61,7 @@ class _Texts:
 
     @torch.inference_mode()
     def read_prompt(self, model: LanguageModel) -> State:
-        """The state after it."""
+        """The state after the prompt."""
         answer = model.codes(self.text[:, : self.prompt], return_state=True)
         return cast("tuple[Tensor, State]", answer)[1]
 
@@ -71,7 +69,7 @@ class _Texts:
     def read_steps(
         self, models: dict[LanguageMixer, LanguageModel], states: dict[Any, State], window: range
     ) -> dict[str, list[float]]:
-        """Seconds of each token of a window; the states are brought forward."""
+        """Seconds of each token of a window; the states advance."""
         times: dict[str, list[float]] = {name: [] for name in models}
         for k in window:
             for name, model in models.items():
@@ -84,7 +82,7 @@ class _Texts:
 
 
 def _model(mixer: LanguageMixer, layers: int, experts: int, where: torch.device) -> LanguageModel:
-    """No number on red: its steps must be the whole."""
+    """A model whose steps agree with the whole sequence."""
     config = LanguageConfig(mixer, experts, layers=layers, router="threshold")
     model = LanguageModel(config).to(where).eval()
     short = _Texts(16, 8, 1, where)
@@ -98,8 +96,11 @@ def _model(mixer: LanguageMixer, layers: int, experts: int, where: torch.device)
     return model
 
 
-def _lower_quartile(times: list[float]) -> float:
-    """Among the times: for two of them the default method goes below both, even below 0."""
+def lower_quartile(times: list[float]) -> float:
+    """The lower quartile, between the least and the largest of the times.
+
+    The default method of `statistics` goes below both of two times, even below 0.
+    """
     return statistics.quantiles(times, n=4, method="inclusive")[0] if len(times) > 1 else times[0]
 
 

@@ -1,9 +1,8 @@
-"""The baseline: a DLR layer whose mixing is the paper's own listing (its Figure "Core
-implementation"), with the same parameters and the same ends as ours.
+"""The baseline: a DLR layer that computes as in the paper's listing (Figure "Core implementation").
 
-It materialises P (N x L, complex), multiplies complex matrices and leaves backward to autograd.
-`RoundedPhasesDLR` has of it what changes numbers, and not its memory: phases in fp32, which are
-wrong by k eps |log lambda| at position k.
+`ListingDLR` has the parameters and the output stage of our layer. It materialises P (N x L,
+complex), multiplies complex matrices and leaves backward to autograd. `RoundedPhasesDLR` has the
+listing's phases in fp32, which are wrong by k eps |log lambda| at position k, without its memory.
 """
 
 import torch
@@ -15,7 +14,7 @@ from dlrnn.nn import DLR
 
 
 class ListingDLR(DLR):
-    """A DLR whose forward is the paper's listing: causal or bidirectional, Re cast, whole only."""
+    """A DLR whose forward is the paper's listing: cast="real", whole sequences only."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """X [B, L, H] -> [B, L, H]."""
@@ -38,9 +37,9 @@ class ListingDLR(DLR):
 
 
 class RoundedPhasesDLR(DLR):
-    """A DLR whose kernel is the listing's, `positions` of them at a time; the rest is ours.
+    """A DLR with the kernel of the listing, computed `positions` positions at a time.
 
-    To see what exact phases are worth: `dlrnn train table2/262144/dlr --model.mixer
+    It shows the effect of exact phases on training: `dlrnn train table2/262144/dlr --model.mixer
     dlrnn.bench.listing.RoundedPhasesDLR --model.mixer_options '{"d_state": 4096, ...}'`.
     """
 

@@ -5,11 +5,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Item = TypeVar("Item")
 
@@ -17,7 +17,10 @@ Item = TypeVar("Item")
 def seconds(
     functions: Mapping[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, list[float]]:
-    """Run the functions in turn, so that a noisy moment hits all of them; one warm-up each."""
+    """The seconds of each call, after one call to warm up.
+
+    The functions run in turn, so that a noisy moment of the machine hits all of them.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 1):
         for name, function in functions.items():
@@ -30,8 +33,17 @@ def seconds(
     return times
 
 
-def told(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
-    """One after the other, each named on stderr when its turn comes: measuring may take minutes."""
+def machine(device: torch.device) -> dict[str, Any]:
+    """The part of every result that says where it was measured."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def announced(items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[Item]:
+    """Yield the items, and name each on stderr before it is measured, which may take minutes."""
     for number, item in enumerate(items, start=1):
         print(f"measuring {name(item)} ({number} of {len(items)})", file=sys.stderr)
         yield item
@@ -41,8 +53,10 @@ QUICK, MANY = 1e-3, 10  # s, calls
 
 
 def replayed(function: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds that a call takes a GPU, which waits neither for the host nor for a launch: a CUDA
-    graph, of ten calls if they are quick, queued behind a replay of itself.
+    """The seconds of a call on a GPU without the time of launches.
+
+    The call is captured in a CUDA graph (ten calls if they are quick), which is replayed behind
+    another replay, so that the GPU never waits for the host.
     """
     graph, calls = _captured(function, 1), 1
     if _on_device(graph) < QUICK:
@@ -76,17 +90,30 @@ def _on_device(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:
-    """||value - truth|| / ||truth||, absolute where the truth is exactly 0; NaN stays NaN."""
+    """`||value - truth|| / ||truth||`, the absolute error where the truth is 0; NaN stays NaN."""
     size = float(truth.norm())
     return float((value.double() - truth).norm()) / (size or 1.0)
 
 
 def require_right(errors: dict[str, float], tolerance: float) -> None:
-    """No number on red: raise unless every error is within the tolerance (NaN is not)."""
+    """Raise unless every error is within the tolerance (NaN is not): no time of a wrong answer."""
     wrong = {name: error for name, error in errors.items() if not error <= tolerance}
     if wrong:
         shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
         raise RuntimeError(f"no number on red: errors above {tolerance:.0e}: {shown}")
+
+
+def forward_backward(
+    layer: nn.Module,
+    x: Tensor,
+    dy: Tensor,
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[Tensor]:
+    """The output and every gradient, the input's first, inside a context such as autocast."""
+    inputs = (x.detach().requires_grad_(), *layer.parameters())
+    with precision():
+        y = layer(inputs[0])
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy.to(y.dtype))]
 
 
 def median_ms(times: list[float]) -> float:
@@ -95,7 +122,7 @@ def median_ms(times: list[float]) -> float:
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most tensor memory that is allocated at once while `function` runs."""
+    """The largest amount of tensor memory that is allocated at once while `function` runs."""
     function()  # one-time buffers of libraries are not counted
     synchronize(device)
     if device.type == "cuda":
@@ -120,14 +147,14 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """The profiler's native code writes its own lines there."""
+    """Discard what the profiler's native code writes to stderr."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

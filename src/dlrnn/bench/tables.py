@@ -1,4 +1,4 @@
-"""`dlrnn bench step --tables`: a training step of each model of Tables 1, 3, 6, beside DLR's."""
+"""`dlrnn bench step --tables`: the training step of each model of Tables 1, 3, 6 and of DLR."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.optim import AdamW
 
-from dlrnn.bench.measure import synchronize, told
+from dlrnn.bench.measure import announced, machine, synchronize
 from dlrnn.nn import param_groups
 from dlrnn.paper import recipes
 from dlrnn.paper.recipes import table3
@@ -41,9 +41,7 @@ def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
     where = torch.device(device)
     return {
         "case": {"scale": scale},
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **machine(where),
         "models": _atomic(where, scale, repeats),
         "table3": _higher_order(where, scale, repeats),
         "loop": loop_overhead() if where.type == "cpu" else None,  # a graph's bare step is another
@@ -51,7 +49,7 @@ def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
 
 
 def _precisions(model: str, where: torch.device) -> tuple[Literal["fp32", "bf16"], ...]:
-    """Nobody attends in fp32 on a GPU who need not: there attention has a row in bf16, too."""
+    """On a GPU attention is measured in bf16 too, as one would use it."""
     return ("fp32", "bf16") if "attention" in model and where.type == "cuda" else ("fp32",)
 
 
@@ -76,7 +74,7 @@ def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, A
 def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
     rows, units = [], dict[str, float]()
     cases = [(n, m, p) for n, m in product(HIGHER_ORDER, MODELS) for p in _precisions(m, where)]
-    for name, model, precision in told(cases, "table3/{0[0]}/{0[1]}, {0[2]}".format):
+    for name, model, precision in announced(cases, "table3/{0[0]}/{0[1]}, {0[2]}".format):
         config = recipes.scaled(recipes.get(f"table3/{name}/{model}"), scale)
         settings = {k: v for k, v in config.task.settings.items() if k != "folder"}
         config = replace(config, task=replace(config.task, settings=settings))  # drawn on the spot
@@ -90,12 +88,12 @@ def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[
 
 
 def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
-    """One update as the training loop makes it: median of `repeats`.
+    """The median milliseconds of an update as the training loop makes it, of `repeats`.
 
-    A GPU is waited for after several: in the loop it works while the host goes ahead. Batches of
-    the host are made before, and used again: in the loop they are made beside a step.
+    On a GPU several updates are timed together, because the loop does not wait for each. Batches
+    that the host makes are made before and used again, because the loop prefetches them.
     """
-    step, times = _step(config, device), []
+    step, times = training_step(config, device), []
     many = 20 if step.task.on_device else 5
     together, warm = (many, 1) if device.type == "cuda" else (1, 6)
     parts = [None if step.task.on_device else step.samples(k) for k in range(together)]
@@ -109,7 +107,8 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     return 1e3 * statistics.median(times[warm:])
 
 
-def _step(config: RunConfig, device: torch.device) -> TrainingStep:
+def training_step(config: RunConfig, device: torch.device) -> TrainingStep:
+    """The step of a run's training loop, with a new model."""
     fabric = make_fabric(str(device), config.precision)
     task = config.make_task()
     model = make_model(config, task).to(device)
@@ -119,9 +118,9 @@ def _step(config: RunConfig, device: torch.device) -> TrainingStep:
 
 
 def loop_overhead(steps: int = 600) -> dict[str, float]:
-    """The loop with records and checks, between checkpoints, beside bare PyTorch: tiny Shift.
+    """The time of the training loop with records and checks over that of bare PyTorch: tiny Shift.
 
-    A bare step before each of the loop's: what disturbs this machine disturbs both.
+    A bare step runs before each step of the loop, so that a noisy moment hits both.
     """
     recipe = recipes.get("table1/shift/dlr-1")
     config = replace(
@@ -148,7 +147,7 @@ def loop_overhead(steps: int = 600) -> dict[str, float]:
 
 
 def _bare_step(config: RunConfig) -> Callable[[int], None]:
-    """What one would write by hand."""
+    """A training step in plain PyTorch."""
     task = config.make_task()
     model = make_model(config, task)
     optimizer = AdamW(param_groups(model, lr=config.lr), fused=True)
@@ -163,7 +162,7 @@ def _bare_step(config: RunConfig) -> Callable[[int], None]:
 
 
 def _published(column: str, length: str) -> float | None:
-    """What the paper says for that column."""
+    """The paper's relative time of that column."""
     short, ff = "512" in column, "ff" in column
     name = "table6_param_tied" if ff else "table1_atomic"
     model = {"dlr": "DLR", "dss": "DSS-exp"}.get(column[:3], "Attention+2FF" if ff else "Attention")

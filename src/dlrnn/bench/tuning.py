@@ -1,8 +1,6 @@
-"""`dlrnn bench tuning`: every plan of the kernels that have a choice, and the table of the best."""
+"""`dlrnn bench tuning`: the time of every plan of each tunable kernel, and the best plans."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrnn.bench.measure import relative_error, require_right
+from dlrnn.common.files import write_whole
 from dlrnn.ops import tuning
 from dlrnn.ops.cuda import mixing
 
@@ -25,10 +24,10 @@ Call = partial[Any]
 
 
 def bench_tuning(*, device: str) -> dict[str, Any]:
-    """The time of each plan, once all of them have given the same answers."""
+    """The time of each plan, and a table of the fastest; all plans must give the same results."""
     where = torch.device(device)
     if where.type != "cuda":
-        raise ValueError("kernels have plans on a GPU only: there is nothing to tune on cpu")
+        raise ValueError("only kernels on a GPU have plans to choose from; the device is cpu")
     times: dict[str, dict[Any, float]] = {}
 
     def measure(
@@ -39,8 +38,8 @@ def bench_tuning(*, device: str) -> dict[str, Any]:
 
     for width in WIDTHS:
         for positions in tuning.POSITIONS:
-            for call in _calls(width, positions, where):
-                _require_one_answer(call)
+            for call in kernel_calls(width, positions, where):
+                require_one_answer(call)
                 with tuning.decided_by(measure):
                     call()
     best = {name: tuning.fastest(found) for name, found in times.items()}
@@ -63,15 +62,15 @@ def bench_tuning(*, device: str) -> dict[str, Any]:
 
 
 def write_table(file: str, table: dict[str, dict[str, str]]) -> None:
-    """Into one like ops/tuned.json, where other GPUs stay as they were."""
+    """Add the table to a file like ops/tuned.json; entries of other GPUs stay."""
     path = Path(file)
     before = json.loads(path.read_text()) if path.exists() else {}
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as beside:
-        beside.write(json.dumps(before | table, indent=1) + "\n")
-    os.replace(beside.name, path)
+    write_whole(path, (json.dumps(before | table, indent=1) + "\n").encode())
 
 
-def _require_one_answer(call: Call) -> None:
+def require_one_answer(call: Call) -> None:
+    """Raise unless every plan of a kernel gives the same result."""
+
     def results(which: int) -> tuple[Tensor, ...]:
         with tuning.decided_by(lambda _, candidates, *__: candidates[which % len(candidates)]):
             result = call()
@@ -84,8 +83,8 @@ def _require_one_answer(call: Call) -> None:
         require_right(errors, TOLERANCE)
 
 
-def _calls(width: int, positions: int, device: torch.device) -> Iterator[Call]:
-    """Kernels at these sizes."""
+def kernel_calls(width: int, positions: int, device: torch.device) -> Iterator[Call]:
+    """Calls of every tunable kernel at these sizes."""
     from dlrnn.ops.triton import layer_norm, thin_linear
 
     length, generator = positions // BATCH, torch.Generator(device).manual_seed(0)

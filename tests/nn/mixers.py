@@ -1,0 +1,164 @@
+"""Every mixer in every form, for the tests of what all of them must do."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from support import DEVICE
+from torch.nn import functional as F
+
+from dlrnn.nn import (
+    DLR,
+    DSS,
+    S4,
+    S4D,
+    Attention,
+    AttentionFF,
+    Experts,
+    LocalAttention,
+    Mixer,
+    SGConv,
+)
+from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
+from dlrnn.ops import reference
+
+SMALL = {
+    "dlr": partial(DLR, d_model=4, d_state=6),
+    "dss": partial(DSS, d_model=4, d_state=6),
+    "s4d": partial(S4D, d_model=4, d_state=6),
+    "s4": partial(S4, d_model=4, d_state=6),
+    "sgconv": partial(SGConv, d_model=4, length=16, d_kernel=4),
+    "attention": partial(Attention, d_model=4, heads=2),
+    "attention-ff": partial(AttentionFF, d_model=4, heads=2, d_ff=8),
+    "local-attention": partial(LocalAttention, d_model=4, heads=2, chunk=4),
+    "experts": partial(Experts, d_model=4, experts=3, d_ff=5),
+}
+"""A small layer of each kind, with four channels."""
+
+KERNEL_MIXERS = DLR, DSS, S4D, S4, SGConv
+ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu, "identity": lambda y: y}
+
+
+def convolved(layer, x, kernel):
+    """A kernel mixer by its definition, in float64 on the CPU, from its kernel [rows, K]."""
+    x, kernel, H = x.double().cpu(), kernel.double().cpu(), layer.d_model
+    left = kernel[H:] if layer.bidirectional else None
+    y = reference.convolution(x, kernel[:H], left) + layer.D.double().cpu() * x
+    if not layer.project:
+        return y
+    y = ACTIVATIONS[layer.activation](y)
+    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
+    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+
+
+class Form(NamedTuple):
+    """A mixer with its options."""
+
+    kind: type[Mixer[Any]]
+    options: dict[str, Any]
+    length: int = 200  # of a sequence that is read whole
+    prefix: int = 40  # of a chunk that is followed by others
+    many: bool = False  # its state holds the whole prefix
+
+    def __str__(self) -> str:
+        options = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.kind.__name__}({options})"
+
+    def make(self, dtype=torch.float64, **more):
+        """A layer whose parameters are not those of the initialisation: as after training."""
+        layer = self.kind(**SIZES[self.kind] | self.options | more).to(DEVICE, dtype).eval()
+        with torch.no_grad():
+            if isinstance(layer, Attention):  # a softmax that is far from a mean
+                layer.qkv.weight.mul_(4)
+            elif isinstance(layer, S4):  # P and B with imaginary parts, decays that differ
+                for parameter in (layer.P, layer.B, layer.log_decay, layer.frequency):
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            elif isinstance(layer, SGConv):  # the norm is not that of the kernel any more
+                layer.sub_kernels.normal_(std=0.3)
+        return layer
+
+    def input(self, length, batch=2, dtype=torch.float64):
+        """A random x [B, L, H]."""
+        channels = SIZES[self.kind]["d_model"]
+        return torch.randn(batch, length, channels, dtype=dtype, device=DEVICE)
+
+
+SIZES: dict[Any, dict[str, Any]] = {
+    DLR: {"d_model": 5, "d_state": 9, "dt_min": 1e-6, "dt_max": 1e-2},  # |lambda| above 0.99
+    DSS: {"d_model": 5, "d_state": 10},
+    S4D: {"d_model": 5, "d_state": 10},
+    S4: {"d_model": 3, "d_state": 6},
+    SGConv: {"d_model": 3, "length": 130, "d_kernel": 4},
+    Attention: {"d_model": 8, "heads": 2},
+    AttentionFF: {"d_model": 8, "heads": 2, "d_ff": 5},
+    LocalAttention: {"d_model": 8, "heads": 2, "chunk": 7},
+    Experts: {"d_model": 6, "experts": 4, "d_ff": 5, "router": "threshold"},
+}
+MANY_STATES = PROD_PAIRS_UP_TO + 1  # from here on DLR-prod streams by online convolution
+
+CAUSAL = [
+    Form(DLR, {}),
+    Form(DLR, {"cast": "prod"}),
+    Form(DLR, {"cast": "prod", "d_state": MANY_STATES}, many=True),
+    Form(DLR, {"kernel_length": 70}),
+    Form(DLR, {"kernel_length": 3}),
+    Form(DLR, {"kernel_length": 1}),
+    Form(DLR, {"cast": "prod", "kernel_length": 70}),
+    Form(DLR, {"cast": "prod", "d_state": MANY_STATES, "kernel_length": 70}),
+    Form(DLR, {"glu": True}),
+    Form(DLR, {"real": True}),
+    Form(DLR, {"project": False}),
+    *(
+        Form(kind, options)
+        for kind in (DSS, S4D)
+        for options in (
+            {},
+            {"kernel_length": 70},
+            {"kernel_length": 3},
+            {"glu": True},
+            {"project": False},
+        )
+    ),
+    *(
+        Form(S4, options, 300, 140)  # several blocks of the recurrence
+        for options in (
+            {},
+            {"kernel_length": 9},
+            {"kernel_length": 1},
+            {"glu": True},
+            {"project": False},
+            {"d_state": 64},
+        )
+    ),
+    *(
+        Form(SGConv, options, 100, many="kernel_length" not in options)
+        for options in (
+            {},
+            {"decay": 0.5},
+            {"d_kernel": 200},
+            {"kernel_length": 9},
+            {"project": False},
+        )
+    ),
+    Form(Attention, {}, 100, many=True),
+    Form(Attention, {"heads": 1, "glu": True}, 100, many=True),
+    Form(AttentionFF, {}, 100, many=True),
+    Form(LocalAttention, {}, 100),
+    Form(LocalAttention, {"chunk": 1}, 100),
+    Form(LocalAttention, {"chunk": 1000, "glu": True}, 100, many=True),
+    Form(Experts, {}, 100),
+    Form(Experts, {"experts": 1}, 100),
+]
+BIDIRECTIONAL = [
+    *(Form(kind, {"bidirectional": True}) for kind in (DLR, DSS, S4D, S4, SGConv)),
+    *(Form(kind, {"bidirectional": True, "kernel_length": 9}) for kind in (DSS, S4D)),
+    Form(S4, {"bidirectional": True, "kernel_length": 9, "glu": True, "activation": "silu"}),
+    Form(SGConv, {"bidirectional": True, "kernel_length": 20, "glu": True}),
+    *(
+        form._replace(options=form.options | {"bidirectional": True})
+        for form in CAUSAL
+        if issubclass(form.kind, Attention)
+    ),
+    Form(Experts, {"router": "top"}),
+]
+EVERY = CAUSAL + BIDIRECTIONAL
