@@ -58,7 +58,6 @@ TESTS = Path(__file__).parent
 OURS = {"dlrnn", *(path.stem for path in TESTS.rglob("*.py"))}
 
 REMAINING = {
-    "src/ops/channel_vandermonde.py": {"_fine_table", "_matmul", "_split", "_workspace"},
     "src/ops/triton/dplr_weights.py": {"_times"},
     "src/ops/tuning.py": {"_cache_folder"},
     "src/tasks/fetch.py": {"_nearest_there"},

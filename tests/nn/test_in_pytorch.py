@@ -146,7 +146,7 @@ COMPILED = """
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from dlrnn.nn import DLR, Experts, held_kernels
+from dlrnn.nn import DLR, Experts, reuse_kernels
 
 experts, x = Experts(4, 3, 5), torch.randn(2, 9, 4)
 compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
@@ -169,7 +169,7 @@ print(torch.allclose(made.module()(x), step(x), atol=1e-6))
 
 layer, x = DLR(3, 4), torch.randn(1, 5, 3)
 compiled = torch.compile(layer, backend="aot_eager")
-with held_kernels(layer):
+with reuse_kernels(layer):
     late = compiled(x).sum()
 try:
     late.backward()

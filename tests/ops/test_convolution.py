@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import DEVICE, assert_agree, assert_close, refused
 
 from dlrnn import ops
-from dlrnn.ops import reference
+from dlrnn.ops import dispatch, reference
 
 
 def signals(batch, length, channels, right, left, dtype=torch.float64):
@@ -33,7 +33,11 @@ def test_output_and_gradients_equal_the_reference(data):
 def test_blocks_of_channels_give_the_same(monkeypatch, channels):
     inputs = signals(2, 50, channels, 50, 31)
     y = ops.convolution(*inputs)
-    monkeypatch.setattr(import_module("dlrnn.ops.convolution"), "_workspace", lambda _: 1)
+
+    def one_by_one(u, size):
+        return [slice(h, h + 1) for h in range(u.shape[2])]
+
+    monkeypatch.setattr(import_module("dlrnn.ops.convolution"), "_channel_blocks", one_by_one)
     assert_agree(ops.convolution(*inputs), y, inputs, 1e-14)
 
 
@@ -77,10 +81,9 @@ def test_ops_in_the_channel_major_layout_are_sound(to_rows, monkeypatch):
 
 def test_the_backend_is_part_of_a_compiled_graph(monkeypatch):
     """Whether there are rows is asked outside the op, and asked again when it may have changed."""
-    backends = import_module("dlrnn.ops.backends")
-    monkeypatch.setattr(backends, "_fused_is_there", lambda: True)
-    wants_rows = import_module("dlrnn.ops.convolution").wants_rows
-    compiled = torch.compile(lambda x: x + wants_rows(), fullgraph=True, backend="eager")
+    monkeypatch.setattr(dispatch, "_fused_is_there", lambda: True)
+    prefers = dispatch.prefers_fused
+    compiled = torch.compile(lambda x: x + prefers(), fullgraph=True, backend="eager")
     x = torch.zeros(())
     assert compiled(x) == 1
     with ops.use_backend("torch"):

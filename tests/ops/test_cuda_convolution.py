@@ -112,12 +112,6 @@ def e(turns):
     return torch.exp(-2j * math.pi * turns)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
-def test_asking_for_fused_kernels_without_a_gpu_raises():
-    with refused("'fused'", "vandermonde", "torch"), ops.use_backend("fused"):
-        pass
-
-
 def test_cpu_tensors_are_not_supported():
     u, kernel = torch.zeros(1, 500, 2), torch.zeros(2, 500)
     for kernels in (convolution, long_convolution):

@@ -1,13 +1,17 @@
 """Which implementation of an op runs, and what a requested backend means."""
 
+import importlib
+from contextlib import nullcontext
+from inspect import isfunction
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support import DEVICE, random_modes, run_python
+from support import DEVICE, assert_close, random_modes, run_python
 
 from dlrnn import DLR, ops
 from dlrnn.bench import doctor
+from dlrnn.common.device import on_its_device
 from dlrnn.ops import dispatch
 
 
@@ -83,3 +87,48 @@ def test_doctor_reports_what_its_cases_ran():
         assert row["why"]
         if DEVICE.type == "cpu":
             assert row["backend"] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (lambda x: ops.layer_norm(x, x[0, 0], x[0, 1]), (2, 3, 16)),
+        (lambda x: ops.linear(x, x[0], x[0, :, 0]), (2, 3, 16)),
+        (lambda x: ops.rotate(x, torch.arange(3, device=x.device)[None]), (2, 3, 4, 16)),
+    ],
+    ids=["layer_norm", "linear", "rotate"],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_is_right_where_pytorch_computes(op, shape):
+    """On a GPU as well, where jvp would give zeros for an op of our own."""
+    x, v = torch.randn(2, *shape, dtype=torch.float64).float()
+    _, want = torch.func.jvp(op, (x.double(),), (v.double(),))
+    _, have = torch.func.jvp(op, (x.to(DEVICE),), (v.to(DEVICE),))
+    assert want.norm() > 1
+    assert_close(have.cpu(), want, 1e-5)
+
+
+def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
+    """Every function that launches; which device is made the current one, by a stand-in."""
+    pytest.importorskip("triton")
+    kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]
+    launching = []
+    for name in (*(f"dlrnn.ops.triton.{kernel}" for kernel in kernels), "dlrnn.tasks.gpu"):
+        module = importlib.import_module(name)
+        own = [
+            each
+            for key, each in vars(module).items()
+            if isfunction(each) and each.__module__ == name and key[0] != "_" and key != "supports"
+        ]
+        assert own
+        assert all(hasattr(each, "__wrapped__") for each in own), name
+        launching += own
+    assert len(launching) == 14
+
+    current = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(current.append(device)))
+    there = SimpleNamespace(is_cuda=True, device="cuda:1")
+    run = on_its_device(lambda first, *rest, **more: (first, rest, more, list(current)))
+    assert run(there, 2, x=3) == (there, (2,), {"x": 3}, ["cuda:1"])
+    assert run(((there,), 4))[-1] == ["cuda:1"] * 2
+    assert run(torch.ones(1))[-1] == ["cuda:1"] * 2

@@ -35,10 +35,10 @@ def composed(u, right, left, weight, bias, activation, glu=False):
 def of_ops(u, right, left, weight, bias, activation):
     """What `mix` does on a GPU."""
     y, rows_u = convolution.convolve(u, right, left, True, True)
-    return mixing._ends(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
+    return mixing.epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
-@pytest.fixture(params=["channel-last", "rows", "rows, plain ends"])
+@pytest.fixture(params=["channel-last", "rows", "rows, plain epilogue"])
 def layout(request, monkeypatch):
     """The way through rows, with plain PyTorch for the kernels."""
     if request.param == "channel-last":
@@ -46,19 +46,19 @@ def layout(request, monkeypatch):
     monkeypatch.setattr(convolution, "_has_rows", lambda *_: True)
     monkeypatch.setattr(convolution, "row_kernels", PlainRows)
     if request.param == "rows":
-        monkeypatch.setattr(mixing, "_end_kernels", lambda *_: PlainEnds)
+        monkeypatch.setattr(mixing, "epilogue_kernels", lambda *_: PlainEpilogue)
 
 
-class PlainEnds:
+class PlainEpilogue:
     @staticmethod
     def forward(y, length, weight, bias, activation, *, in_rows):
         y = convolution.as_sequences(y, length)
-        return F.linear(mixing._activated(y, activation), weight, bias)
+        return F.linear(mixing.activated(y, activation), weight, bias)
 
     @staticmethod
     def backward(dout, y, weight, activation, *, in_rows):
         y = convolution.as_sequences(y, dout.shape[1])
-        dy, *others = mixing._plain_backward(dout, y, weight, activation, False)
+        dy, *others = mixing.plain_backward(dout, y, weight, activation, False)
         return PlainRows.to_rows(dy), *others
 
 
@@ -110,10 +110,10 @@ def test_custom_ops_are_sound():
     u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
     torch.library.opcheck(convolution.convolve, (u, right, left, True, True))
     y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(mixing._ends, (y, weight, bias, "gelu", 6, False))
+    torch.library.opcheck(mixing.epilogue_op, (y, weight, bias, "gelu", 6, False))
     dout = torch.randn(2, 6, 3, dtype=torch.float64)
     arguments = dout, y.detach(), weight.detach(), "gelu", False
-    torch.library.opcheck(mixing._ends_backward, arguments)
+    torch.library.opcheck(mixing.epilogue_backward, arguments)
 
 
 def test_a_kernel_longer_than_the_input_is_refused():

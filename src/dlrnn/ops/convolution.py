@@ -48,7 +48,7 @@ def convolution(
 
     `right` reads from left to right, `left` from right to left.
     """
-    left = right.new_empty(right.shape[0], 0) if left is None else left
+    left = no_left(right) if left is None else left
     check_kernels(u, right, left)
     if skip is not None and skip.shape != right.shape[:1]:
         require_shape("skip", skip, (right.shape[0],))
@@ -67,6 +67,13 @@ def convolution(
     return y
 
 
+def no_left(right: Tensor) -> Tensor:
+    """An empty left kernel. It is not a part of `right`, to whose gradient it would add zeros."""
+    if not isinstance(right, Tensor) or right.dim() != 2:  # type: ignore[redundant-expr]
+        require_shape("the right kernel", right, ("H", "K"))
+    return right.new_empty(right.shape[0], 0)
+
+
 def with_skip(right: Tensor, skip: Tensor | None) -> Tensor:
     """The kernel of `conv(right, u) + skip u`: the skip is added to entry 0."""
     if skip is None:
@@ -81,16 +88,18 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
     """These kernels can be convolved with u."""
     require_no_transform()
-    like, longest = u.device, max(right.shape[-1], left.shape[-1])
     if (
-        u.dim() == 3
+        isinstance(u, Tensor)  # type: ignore[redundant-expr]
+        and isinstance(right, Tensor)  # type: ignore[redundant-expr]
+        and isinstance(left, Tensor)  # type: ignore[redundant-expr]
+        and u.dim() == 3
         and right.dim() == left.dim() == 2
         and right.shape[0] == left.shape[0] == u.shape[2]
-        and right.shape[1] >= 1
-        and longest <= u.shape[1]
+        and 1 <= right.shape[1] <= u.shape[1]
+        and left.shape[1] <= u.shape[1]
         and u.dtype == right.dtype == left.dtype
         and u.dtype in REAL
-        and like == right.device == left.device
+        and u.device == right.device == left.device
     ):
         return
     require_shape("u", u, ("B", "L", "H"))

@@ -26,6 +26,7 @@ from dlrnn.ops.convolution import (
     check_kernels,
     convolution,
     convolve,
+    no_left,
 )
 from dlrnn.ops.cuda import mixing as epilogue
 from dlrnn.ops.dispatch import prefers_fused, uses_fused
@@ -51,7 +52,7 @@ def mix(
     `activation` is a function of torch.nn.functional, or "identity". `between` is applied to the
     convolution's result before the activation; it must work on each number by itself (dropout).
     """
-    left = right.new_empty(right.shape[0], 0) if left is None else left
+    left = no_left(right) if left is None else left
     fits = (
         u.is_cuda
         and bias is not None
@@ -68,15 +69,16 @@ def mix(
         check_kernels(u, right, left)
         y, rows_u = convolve(u, right, left, True, prefers_fused())
         y = y if between is None else between(y)
-        out: Tensor = _epilogue(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
+        out: Tensor = epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
         y = convolution(u, right, left)
         y = y if between is None else between(y)
-        out = F.linear(_activated(y, activation), weight, bias)
+        out = F.linear(activated(y, activation), weight, bias)
     return F.glu(out, dim=-1) if glu else out
 
 
-def _activated(y: Tensor, activation: str) -> Tensor:
+def activated(y: Tensor, activation: str) -> Tensor:
+    """The activation of y, by its name."""
     if activation == "identity":
         return y
     value: Tensor = getattr(F, activation)(y)
@@ -87,18 +89,18 @@ def _activated(y: Tensor, activation: str) -> Tensor:
 
 
 @torch.library.custom_op("dlrnn::mix_ends", mutates_args=())
-def _epilogue(  # noqa: PLR0917
+def epilogue_op(  # noqa: PLR0917
     y: Tensor, weight: Tensor, bias: Tensor, activation: str, length: int, in_rows: bool
 ) -> Tensor:
     """Activation and linear map: y in rows or [B, L, H] -> [B, L, columns]."""
-    if (kernels := _epilogue_kernels(y)) is not None:
+    if (kernels := epilogue_kernels(y)) is not None:
         out: Tensor = kernels.forward(y, length, weight, bias, activation, in_rows=in_rows)
         return out
     y = as_sequences(y, length) if in_rows else y
-    return F.linear(_activated(y, activation), weight, bias)
+    return F.linear(activated(y, activation), weight, bias)
 
 
-@_epilogue.register_fake
+@epilogue_op.register_fake
 def _(  # noqa: PLR0917
     y: Tensor,
     weight: Tensor,
@@ -111,38 +113,40 @@ def _(  # noqa: PLR0917
 
 
 @torch.library.custom_op("dlrnn::mix_epilogue_backward", mutates_args=())
-def _epilogue_backward(
+def epilogue_backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of y, laid out as y is, of weight and of bias."""
-    if (kernels := _epilogue_kernels(y)) is not None:
+    if (kernels := epilogue_kernels(y)) is not None:
         found: tuple[Tensor, Tensor, Tensor] = kernels.backward(
             dout, y, weight, activation, in_rows=in_rows
         )
         return found
-    return _plain_backward(dout, y, weight, activation, in_rows)
+    return plain_backward(dout, y, weight, activation, in_rows)
 
 
-@_epilogue_backward.register_fake
+@epilogue_backward.register_fake
 def _(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return y.new_empty(y.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
 
 
-def _epilogue_kernels(y: Tensor) -> ModuleType | None:
+def epilogue_kernels(y: Tensor) -> ModuleType | None:
+    """The fused kernels of the epilogue, if they take y."""
     return epilogue if uses_fused("mix", y, lambda: epilogue.supports(y)) else None
 
 
-def _plain_backward(
+def plain_backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of y, weight and bias in PyTorch, which can be differentiated again."""
     padding = y.shape[2] - dout.shape[1]
     y = as_sequences(y, dout.shape[1]) if in_rows else y
     dy, flat = dout @ weight, dout.flatten(0, 1)
     if activation == "gelu":
         dy = torch.ops.aten.gelu_backward(dy, y)
-    d_weight = flat.t() @ _activated(y, activation).flatten(0, 1)
+    d_weight = flat.t() @ activated(y, activation).flatten(0, 1)
     if in_rows:
         dy = F.pad(dy.transpose(1, 2), (0, padding)).contiguous()
     return dy, d_weight, flat.sum(0)
@@ -156,9 +160,9 @@ def _setup_epilogue(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _epilogue_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     y, weight = ctx.saved_tensors
     backward = (
-        _plain_backward if torch.is_grad_enabled() else _epilogue_backward
+        plain_backward if torch.is_grad_enabled() else epilogue_backward
     )  # for second derivatives
     return (*backward(dout, y, weight, ctx.activation, ctx.in_rows), None, None, None)
 
 
-_epilogue.register_autograd(_epilogue_gradients, setup_context=_setup_epilogue)
+epilogue_op.register_autograd(_epilogue_gradients, setup_context=_setup_epilogue)
