@@ -1,5 +1,6 @@
 """Whole files with hostile content: a digest is no signature, whoever writes a file can seal it."""
 
+import base64
 import hashlib
 import json
 import os
@@ -75,6 +76,22 @@ def test_counters_that_no_run_writes_are_refused(name, run):
     path = run / "step-000000004.safetensors"
     forge(path, COUNTERS[name])
     refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+
+
+EVALUATIONS = {
+    "no best value": lambda c: c["best"].update(value=None),
+    "no last metrics": lambda c: c.update(last={}),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_a_last_checkpoint_without_an_evaluation_is_refused(name, run):
+    (run / "result.json").unlink()
+    (run / "best.safetensors").unlink()
+    path = run / "step-000000006.safetensors"
+    forge(path, EVALUATIONS[name])
+    refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+    assert not (run / "result.json").exists()
 
 
 def test_a_checkpoint_beyond_the_run_is_refused(run):
@@ -211,6 +228,35 @@ TOKENIZERS = {
                 {"type": "Replace", "pattern": {"String": "w"}, "content": "ww"} for _ in range(40)
             ],
         }
+    ),
+    "empty matches that grow": lambda t: t.update(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "w"}
+                for _ in range(40)
+            ],
+        }
+    ),
+    "bytes that grow": lambda t: t.update(
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+                for _ in range(40)
+            ],
+        }
+    ),
+    "one long text for a character": lambda t: t.update(
+        normalizer={
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(
+                (1024).to_bytes(4, "little") + bytes(1024) + b"w" * 10**6 + b"\0"
+            ).decode(),
+        }
+    ),
+    "a long text in front": lambda t: t.update(
+        normalizer={"type": "Prepend", "prepend": "w" * 10**6}
     ),
     "not a tokenizer": lambda t: t.clear(),
 }
