@@ -1,5 +1,6 @@
 """Whole files with hostile content: a digest is no signature, whoever writes a file can seal it."""
 
+import base64
 import hashlib
 import json
 import os
@@ -9,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hostile import WHERE, make_language_run, make_run, run_command, stop
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import dlrnn
 from dlrnn import DLR
 from dlrnn.common.untrusted import read_sealed, seal
-from dlrnn.models import save_pretrained
+from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model, save_pretrained
 from dlrnn.nn import save_model
 from dlrnn.train import RunFolder, from_json
 
@@ -75,6 +77,22 @@ def test_counters_that_no_run_writes_are_refused(name, run):
     path = run / "step-000000004.safetensors"
     forge(path, COUNTERS[name])
     refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+
+
+EVALUATIONS = {
+    "no best value": lambda c: c["best"].update(value=None),
+    "no last metrics": lambda c: c.update(last={}),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_a_last_checkpoint_without_an_evaluation_is_refused(name, run):
+    (run / "result.json").unlink()
+    (run / "best.safetensors").unlink()
+    path = run / "step-000000006.safetensors"
+    forge(path, EVALUATIONS[name])
+    refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+    assert not (run / "result.json").exists()
 
 
 def test_a_checkpoint_beyond_the_run_is_refused(run):
@@ -171,19 +189,72 @@ def test_sizes_of_a_language_model_take_no_memory(sizes, language, tmp_path):
     assert not told.faults()
 
 
-def test_sizes_in_an_exported_model_take_no_memory(tmp_path):
-    save_pretrained(DLR(4, 8), tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    config["options"]["d_state"] = 2**28
+def reconfigure_export(folder, change):
+    """Change the options of an exported model, whose weights then claim to belong to them."""
+    config = json.loads((folder / "config.json").read_text())
+    change(config["options"])
     content = json.dumps(config).encode()
-    (tmp_path / "model" / "config.json").write_bytes(content)
-    path = tmp_path / "model" / "model.safetensors"
+    (folder / "config.json").write_bytes(content)
+    path = folder / "model.safetensors"
     metadata = read_sealed(path).metadata
     digest = hashlib.sha256(content).hexdigest()
     path.write_bytes(seal(load_file(path), {**metadata, "config": digest}))
+
+
+def test_sizes_in_an_exported_model_take_no_memory(tmp_path):
+    folder = save_pretrained(DLR(4, 8), tmp_path / "model")
+    reconfigure_export(folder, lambda options: options.update(d_state=2**28))
     with pytest.raises(ValueError, match="does not fit") as caught:
-        dlrnn.models.from_pretrained(tmp_path / "model")
-    assert str(path) in str(caught.value)
+        dlrnn.models.from_pretrained(folder)
+    assert str(folder / "model.safetensors") in str(caught.value)
+
+
+EXPORTS = {
+    "layer": lambda: DLR(4, 8),
+    "network": lambda: build_model(ModelConfig("dlr", {"d_state": 8}, 8), d_input=1, d_output=1),
+    "language": lambda: LanguageModel(
+        LanguageConfig(layers=1, d_model=8, d_state=8, d_embedding=8, d_ff=8, vocabulary=8)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("layer", {"dt_max": True}),
+        ("layer", {"more": 1}),
+        ("network", {"pooled": "x"}),
+        ("network", {"pair": []}),
+        ("network", {"config": {"norm": "post", "more": 1}}),
+        ("language", {"heads": {"a": 1}}),
+        ("language", {"d_head": "x"}),
+        ("language", {"dt_max": True}),
+    ],
+)
+def test_values_of_another_type_in_an_exported_model_are_refused(kind, change, tmp_path):
+    """Also those that this model does not use: heads of a model without attention."""
+    folder = save_pretrained(EXPORTS[kind](), tmp_path / "model")
+    reconfigure_export(folder, lambda options: None)
+    assert dlrnn.models.from_pretrained(folder) is not None
+    reconfigure_export(folder, lambda options: options.update(change))
+    with pytest.raises(ValueError, match="options") as caught:
+        dlrnn.models.from_pretrained(folder)
+    assert str(folder / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("out.weight", lambda value: torch.zeros(())),
+        ("W", lambda value: value.to(torch.complex64)),
+        ("D", lambda value: value.to(torch.int32)),
+    ],
+)
+def test_tensors_that_no_layer_has_are_refused(name, change, tmp_path):
+    path = tmp_path / "layer.safetensors"
+    tensors = DLR(4, 8).state_dict()
+    save_file({**tensors, name: change(tensors[name])}, path)  # as another program writes it
+    refused(run_command(["check", path]), path.name)
 
 
 def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
@@ -211,6 +282,35 @@ TOKENIZERS = {
                 {"type": "Replace", "pattern": {"String": "w"}, "content": "ww"} for _ in range(40)
             ],
         }
+    ),
+    "empty matches that grow": lambda t: t.update(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "w"}
+                for _ in range(40)
+            ],
+        }
+    ),
+    "bytes that grow": lambda t: t.update(
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+                for _ in range(40)
+            ],
+        }
+    ),
+    "one long text for a character": lambda t: t.update(
+        normalizer={
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(
+                (1024).to_bytes(4, "little") + bytes(1024) + b"w" * 10**6 + b"\0"
+            ).decode(),
+        }
+    ),
+    "a long text in front": lambda t: t.update(
+        normalizer={"type": "Prepend", "prepend": "w" * 10**6}
     ),
     "not a tokenizer": lambda t: t.clear(),
 }

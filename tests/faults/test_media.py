@@ -30,6 +30,21 @@ def test_a_parquet_dictionary_bomb_is_refused(size, rows, tmp_path):
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    "dates", [pa.array([2**31 - 1] * 8, pa.date32()), pa.array([2**40] * 8, pa.timestamp("s"))]
+)
+@pytest.mark.parametrize("name", ["text", "label"])
+def test_dates_that_python_does_not_have_are_refused(name, dates, tmp_path):
+    table = pa.table({"text": ["a"] * 8, "label": [0] * 8, name: dates})
+    path = tmp_path / "set" / "train-00000-of-00001.parquet"
+    path.parent.mkdir()
+    pq.write_table(table, path)
+    told = run_command(["data", "import", "text", path.parent, "--out", tmp_path / "out"])
+    assert told.status == 2, told
+    assert not told.faults()
+    assert path.name in told.err
+
+
 def test_an_ordinary_dictionary_is_read(tmp_path):
     """The Hub's own files have dictionaries too."""
     for split in ("train", "test"):

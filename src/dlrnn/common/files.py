@@ -46,11 +46,12 @@ def write_unlocked(path: Path, content: bytes) -> None:
 def sync(folder: Path) -> None:
     """Bring the names in a folder to the disk."""
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with naming(folder):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def create_new(path: Path) -> None:

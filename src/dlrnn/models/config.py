@@ -26,6 +26,8 @@ MIXERS = {
 """Names for import paths; any other mixer is named by its own path, `my_package.MyLayer`."""
 
 MOST_LAYERS = 1000
+MOST_CHANNELS = 2**20
+"""The largest d_model: one H x H matrix of it has 4 TiB."""
 
 
 def is_built_in(mixer: str) -> bool:
@@ -60,11 +62,7 @@ class ModelConfig:
     pooling: Pooling = "max"
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "layers"):
-            require_count(name, getattr(self, name))
-        require(
-            self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS}, not {self.layers}"
-        )
+        require_sizes(self.d_model, self.layers)
         for name, allowed in (("norm", get_args(Norm)), ("pooling", get_args(Pooling))):
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
@@ -100,6 +98,16 @@ class ModelConfig:
         except Exception as error:  # whatever happens in somebody's constructor
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"the mixer {self.mixer!r} cannot be made: {reason}") from error
+
+
+def require_sizes(d_model: int, layers: int) -> None:
+    """Refuse sizes that no model has."""
+    for name, value, most in (
+        ("d_model", d_model, MOST_CHANNELS),
+        ("layers", layers, MOST_LAYERS),
+    ):
+        require_count(name, value)
+        require(value <= most, f"{name} must be at most {most}, not {value}")
 
 
 def mixer_class(name: str) -> type[nn.Module]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dlrnn import ops
-from dlrnn.models.config import MOST_LAYERS, Norm
+from dlrnn.models.config import Norm, require_sizes
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
 from dlrnn.nn.dlr import DLR
@@ -67,11 +67,9 @@ class LanguageConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "d_model", "d_embedding", "vocabulary"):
+        require_sizes(self.d_model, self.layers)
+        for name in ("d_embedding", "vocabulary"):
             require_count(name, getattr(self, name))
-        require(
-            self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS}, not {self.layers}"
-        )
         for name, allowed in (("mixer", get_args(LanguageMixer)), ("norm", get_args(Norm))):
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
 from dlrnn._version import __version__
 from dlrnn.common.files import create_new, write_whole
 from dlrnn.common.untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
-from dlrnn.models.config import ModelConfig, is_built_in
+from dlrnn.models.config import is_built_in
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
@@ -38,11 +38,12 @@ LARGEST_FILE = 2**28
 _FORMAT = 1
 _SCHEMA = {"format": int, "dlrnn": str, "model": str, "options": dict[str, Any]}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_MAKERS: dict[str, Callable[..., nn.Module]] = {
-    "DLR": DLR,
-    "SequenceModel": lambda config, **sizes: build_model(ModelConfig(**config), **sizes),
-    "LanguageModel": lambda **config: LanguageModel(LanguageConfig(**config)),
+_MAKERS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any]]] = {
+    "DLR": (DLR, DLR.__init__),
+    "SequenceModel": (build_model, build_model),
+    "LanguageModel": (lambda **config: LanguageModel(LanguageConfig(**config)), LanguageConfig),
 }
+"""What makes a model from its options, and where the types of the options are declared."""
 
 
 def save_pretrained(
@@ -112,7 +113,8 @@ def from_pretrained(
         mixer = inner.get("mixer") if isinstance(inner, dict) else None
         if isinstance(mixer, str) and "." in mixer and not is_built_in(mixer):
             check_import(mixer, path, trust=trust)
-        make = partial(_MAKERS[kind], **options)
+        maker, declared = _MAKERS[kind]
+        make = partial(maker, **fit_fields(options, get_type_hints(declared), "options", needed=()))
         outlined = not isinstance(mixer, str) or "." not in mixer or is_built_in(mixer)
         own = outline(make) if outlined else None
         tensors = _weights(folder, content)

@@ -100,6 +100,8 @@ def _layer(own: dict[str, Tensor], options: dict[str, Any] | None, given: dict[s
     make = partial(DLR, **(options or _options_from_shapes(own) | given))
     wrong = misfit(outline(make), own)
     require(not wrong, f"its tensors do not fit its options: {wrong}")
+    for key, value in own.items():
+        require(value.is_floating_point(), f"{key} must be floating point, not {value.dtype}")
     layer = make().to(own["W"].dtype)
     layer.load_state_dict(own)
     return layer.eval()
@@ -134,6 +136,6 @@ def _options_from_shapes(own: dict[str, Tensor]) -> dict[str, Any]:
         "d_state": d_state,
         "bidirectional": rows == 2 * d_model,
         "real": parts == 1,
-        "glu": weight.shape[0] == 2 * d_model,
+        "glu": weight.shape[:1] == (2 * d_model,),
         "project": "out.weight" in own,
     }

@@ -7,6 +7,7 @@ one after the other, the end token behind each. Text is tokenized in pieces of P
 end before a space, so that memory stays flat.
 """
 
+import base64
 import hashlib
 import io
 import itertools
@@ -88,7 +89,7 @@ def _check_growth(content: bytes, where: str | Path) -> None:
         part = waiting.pop()
         if isinstance(part, dict):
             waiting.extend(part.values())
-            growth *= max(1, len(part["content"])) if isinstance(part.get("content"), str) else 1
+            growth *= _growth(part)
         elif isinstance(part, list):
             waiting.extend(part)
     if growth > MOST_GROWTH:
@@ -96,6 +97,22 @@ def _check_growth(content: bytes, where: str | Path) -> None:
             f"{where} has replacements that make a text up to {growth:.0e} times as long;"
             f" at most {MOST_GROWTH} is accepted"
         )
+
+
+def _growth(part: Mapping[str, Any]) -> int:
+    """How many times as long one part of a tokenizer can make a text."""
+    if part.get("type") == "ByteLevel":
+        return 2  # a byte becomes a character, which may have two bytes
+    if isinstance(charsmap := part.get("precompiled_charsmap"), str):
+        content = base64.b64decode(charsmap)  # the size of a trie, the trie, texts that end in NUL
+        texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+        return max(1, *map(len, texts))
+    if isinstance(prepended := part.get("prepend"), str):
+        return 1 + len(prepended)
+    if not isinstance(replacement := part.get("content"), str):
+        return 1
+    is_regex = isinstance(part.get("pattern"), dict) and "Regex" in part["pattern"]
+    return max(1, len(replacement) + is_regex)  # an expression may match the empty text
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> int:

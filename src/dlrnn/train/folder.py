@@ -44,7 +44,7 @@ _ENVIRONMENT = {
     **{"device": str, "threads": int},
 }
 _RESULT = {
-    **{"task": str, "metric": str, "value": float, "best": float | None, "best_step": int},
+    **{"task": str, "metric": str, "value": float, "best": float, "best_step": int},
     **{"steps": int, "stopped": str, "seed": int, "parameters": int, "seconds": float},
     **{"seconds_from_step": int, "device": str},
 }

@@ -226,6 +226,9 @@ class _Run:
         known = self.folder.evaluations(metric) if step and self.leads else []
         judged = [(each["step"], each[metric]) for each in known]
         self.judged: list[Judged] = self.fabric.broadcast(judged)
+        lacks = metric not in self.last or self.best["value"] is None
+        if lacks and found is not None and (self.judged or step == self.config.steps):
+            raise ValueError(f"{found.path}: its header lacks the evaluations before step {step}")
         return step
 
     def _later_best(self) -> dict[str, Any] | None:
