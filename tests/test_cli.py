@@ -400,7 +400,9 @@ def test_an_interrupt_is_what_it_was_when_torch_is_there(before, monkeypatch):
     first = signal.signal(signal.SIGINT, before)
 
     def seen(name):
-        found.append((name, signal.getsignal(signal.SIGINT)))
+        if name == "torch":
+            found.append((name, signal.getsignal(signal.SIGINT)))
+        return importlib.import_module(name)
 
     monkeypatch.setattr("dlrnn.cli.import_module", seen)
     try:

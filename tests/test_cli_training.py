@@ -13,10 +13,9 @@ from dlrnn.cli import main
 from dlrnn.paper import recipes
 from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
-from dlrnn.train import RunFolder, examine
-from dlrnn.train.checkpoint import header, save_best
-from dlrnn.train.examine import _curves, _images
-from dlrnn.train.tested import read_test
+from dlrnn.train import RunFolder, evaluation
+from dlrnn.train.checkpoint import read_header, save_best
+from dlrnn.train.evaluation import draw_curves, draw_images, read_test
 
 SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
 WHERE = ["--writer", "none", "--device", DEVICE.type]
@@ -94,7 +93,7 @@ def test_another_task_does_not_inherit_settings(tmp_path, capsys):
 
 def test_several_machines_need_torchrun(tmp_path, capsys):
     said = sentence(capsys, "train", "table1/shift/dlr-1", "--nodes", "2", "--out", f"{tmp_path}/a")
-    assert said.endswith("need somebody who starts them all: torchrun --nnodes 2 ..., or srun")
+    assert said.endswith("torchrun --nnodes 2 ..., or srun")
 
 
 def sentence(capsys, *arguments):
@@ -114,7 +113,7 @@ def test_train_prints_the_result(tmp_path, capsys):
     assert result["steps"] == 4
     assert result["run"] == str(tmp_path / "a")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
-    assert main(["train", "--resume", str(tmp_path / "a"), "--until-plain", *WHERE]) == 0
+    assert main(["train", "--resume", str(tmp_path / "a"), "--early-stop", *WHERE]) == 0
     printed = capsys.readouterr()
     assert "R2" in printed.out
     said = f"{tmp_path / 'a'} is complete already, after 4 steps: nothing was done"
@@ -293,7 +292,7 @@ def test_eval_where_nothing_can_be_written(done, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dlrnn.train.examine.write_whole", full)
+    monkeypatch.setattr("dlrnn.train.evaluation.write_whole", full)
     assert main(["eval", str(done), *WHERE[2:]]) == 0
     printed = capsys.readouterr()
     assert "R2" in printed.out
@@ -325,7 +324,7 @@ def test_eval_draws_masks(tmp_path):
 def test_what_is_drawn_is_what_was_given_asked_and_answered():
     images = PathfinderSegmentation(resolution=32)
     batch, logits = images.sample(4), torch.randn(4, 32 * 32, 3)
-    shown = [axes.images[0].get_array() for axes in _images(images, batch, logits).axes]
+    shown = [axes.images[0].get_array() for axes in draw_images(images, batch, logits).axes]
     rows = batch.inputs[..., 0], batch.targets, logits.argmax(-1)
     wanted = [values[k].view(32, 32) for values in rows for k in range(4)]
     assert all((torch.tensor(have) == want).all() for have, want in zip(shown, wanted, strict=True))
@@ -333,7 +332,7 @@ def test_what_is_drawn_is_what_was_given_asked_and_answered():
     curves = Shift(length=16, copies=2)
     batch = curves.sample(4)
     output = torch.randn(4, curves.output_length + 5, curves.d_output)
-    axes = _curves(curves, batch, output).axes
+    axes = draw_curves(curves, batch, output).axes
     for k in range(4):
         for place, values in ((k, batch.targets[k]), (4 + k, output[k, -curves.output_length :])):
             lines = np.stack([line.get_ydata() for line in axes[place].lines], axis=1)
@@ -345,16 +344,20 @@ def test_a_test_is_of_the_model_that_was_tested(done, tmp_path, monkeypatch):
     run = shutil.copytree(done, tmp_path / "run")
     (run / "result.json").unlink()
     (run / "test.json").unlink(missing_ok=True)
-    before = header(run / "best.safetensors")["step"]
-    own = examine.scores
+    before = read_header(run / "best.safetensors")["step"]
+    own = evaluation.scores
 
     def meanwhile(*given):
-        told = {"config": header(run / "best.safetensors")["config"], "metric": "R2", "files": {}}
+        told = {
+            "config": read_header(run / "best.safetensors")["config"],
+            "metric": "R2",
+            "files": {},
+        }
         save_best(run, before + 1000, {}, {**told, "value": 1.0})
         return own(*given)
 
-    monkeypatch.setattr(examine, "scores", meanwhile)
-    assert examine.examine_run(run, device=WHERE[3])["step"] == before
+    monkeypatch.setattr(evaluation, "scores", meanwhile)
+    assert evaluation.evaluate_run(run, device=WHERE[3])["step"] == before
     assert json.loads((run / "test.json").read_text())["step"] == before
     assert read_test(RunFolder(run)) == {}, "the better one was not tested"
 

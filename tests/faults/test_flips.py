@@ -12,7 +12,7 @@ from hostile import EVERYTHING, WHERE, make_language_run, make_run, run_command,
 
 from dlrnn.models import from_pretrained
 from dlrnn.train import load_best
-from dlrnn.train.checkpoint import checkpoints, newest, read
+from dlrnn.train.checkpoint import checkpoints, load_newest, read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -101,8 +101,8 @@ def refusal_of(path):
 
 def test_undamaged_files_are_read(made):
     run = made / "run"
-    assert newest(run).path == run / NEWEST
-    assert newest(run).problems == []
+    assert load_newest(run).path == run / NEWEST
+    assert load_newest(run).problems == []
     assert load_best(run, CPU).step == 6
     assert from_pretrained(made / "export") is not None
 
@@ -110,7 +110,7 @@ def test_undamaged_files_are_read(made):
 def test_every_flip_of_the_newest_checkpoint_is_found_and_the_older_one_used(made):
     run = made / "run"
     older = checkpoints(run)[0]
-    counters = json.dumps(newest(run).counters)
+    counters = json.dumps(load_newest(run).counters)
 
     def falls_back(reads):
         try:
@@ -122,8 +122,8 @@ def test_every_flip_of_the_newest_checkpoint_is_found_and_the_older_one_used(mad
         named = any(NEWEST in problem for problem in found.problems)
         return "" if named else f"not named: {found.problems}"
 
-    wrong = failures_of(run / NEWEST, lambda: newest(run), falls_back)
-    assert json.dumps(newest(run).counters) == counters
+    wrong = failures_of(run / NEWEST, lambda: load_newest(run), falls_back)
+    assert json.dumps(load_newest(run).counters) == counters
     assert not wrong, wrong
 
 
@@ -131,13 +131,13 @@ def test_every_flip_of_the_only_checkpoint_is_refused(made, tmp_path):
     run = Path(shutil.copytree(made / "run", tmp_path / "run"))
     stop(run)
     [path] = checkpoints(run)
-    wrong = failures_of(path, lambda: newest(run), refusal_of(path), share=1 / 4)
+    wrong = failures_of(path, lambda: load_newest(run), refusal_of(path), share=1 / 4)
     assert not wrong, wrong
 
 
 def test_every_flip_of_the_best_model_is_refused(made):
     path = made / "run" / BEST
-    wrong = failures_of(path, lambda: read(path), refusal_of(path))
+    wrong = failures_of(path, lambda: read_checkpoint(path), refusal_of(path))
     assert not wrong, wrong
     wrong = failures_of(path, lambda: load_best(made / "run", CPU), refusal_of(path), share=1 / 8)
     assert not wrong, wrong

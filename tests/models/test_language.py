@@ -1,10 +1,11 @@
 """The language model: the paper's sizes, its definition, streaming, the loss, generation."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support import DEVICE, assert_close, gradients, run_python
+from support import DEVICE, assert_close, gradients
 from torch import nn
 from torch.nn import functional as F
 
@@ -287,69 +288,45 @@ def test_a_tokenizer_may_have_fewer_tokens_than_the_model():
 # ---------------------------------------------------------------------------------- errors
 
 
-SENTENCES = f"""
-import torch
-from dlrnn.models.language import *
-small = {SMALL}
-make = lambda **options: LanguageModel(LanguageConfig(**small | options)).eval()
-top, causal, prompt = make(), make(router="threshold"), torch.arange(5)
-heads = make(mixer="attention", router="threshold")
-for call in (
-    lambda: make(mixer="lstm"),
-    lambda: make(experts=0),
-    lambda: make(layers=0),
-    lambda: make(router="best"),
-    lambda: make(mixer="attention", d_head=7),
-    lambda: make(dt_min=1.0),
-    lambda: top(prompt[None], return_state=True),
-    lambda: top.step(prompt),
-    lambda: causal(prompt[None] + 20),
-    lambda: causal.step(prompt, (None,)),
-    lambda: heads.step(prompt[:2], heads.initial_state(3)),
-    lambda: generate(top, prompt, 3),
-    lambda: generate(make(router="threshold").train(), prompt, 3),
-    lambda: generate(causal, prompt[None], 3),
-    lambda: generate(causal, prompt[:0], 3),
-    lambda: generate(causal, prompt / 2, 3),
-    lambda: generate(causal, prompt, 0),
-    lambda: generate(causal, prompt, 3, temperature=-1.0),
-    lambda: generate(causal, prompt, 3, top_k=0),
-    lambda: generate(causal, prompt, 3, top_p=0.0),
-    lambda: next_token_loss(top, prompt[None, :1]),
-):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-"""
+ERRORS = {
+    "mixer must be one of dlr, attention": lambda m: m.make(mixer="lstm"),
+    "experts must be .* at least 1": lambda m: m.make(experts=0),
+    "layers must be .* at least 1": lambda m: m.make(layers=0),
+    "router must be one of top, threshold": lambda m: m.make(router="best"),
+    "d_head must be even": lambda m: m.make(mixer="attention", d_head=7),
+    "dt_min <= dt_max": lambda m: m.make(dt_min=1.0),
+    "it cannot stream": lambda m: m.top(m.prompt[None], return_state=True),
+    "router='threshold' can": lambda m: m.top.step(m.prompt),
+    "between 0 and 22, not between 20 and 24": lambda m: m.causal(m.prompt[None] + 20),
+    "has 4 states": lambda m: m.causal.step(m.prompt, (None,)),
+    r"\[2, S, 16\], not \[3, 0, 16\]": lambda m: m.heads.step(
+        m.prompt[:2], m.heads.initial_state(3)
+    ),
+    r"needs `causal\(model\)`": lambda m: generate(m.top, m.prompt, 3),
+    r"model.eval\(\)": lambda m: generate(m.make(router="threshold").train(), m.prompt, 3),
+    r"prompt must have the shape \[L\]": lambda m: generate(m.causal, m.prompt[None], 3),
+    "length 0": lambda m: generate(m.causal, m.prompt[:0], 3),
+    "tokens, whole numbers": lambda m: generate(m.causal, m.prompt / 2, 3),
+    "count must be": lambda m: generate(m.causal, m.prompt, 0),
+    "temperature must be": lambda m: generate(m.causal, m.prompt, 3, temperature=-1.0),
+    "top_k must be": lambda m: generate(m.causal, m.prompt, 3, top_k=0),
+    "top_p must be": lambda m: generate(m.causal, m.prompt, 3, top_p=0.0),
+    "at least 2 tokens": lambda m: next_token_loss(m.top, m.prompt[None, :1]),
+}
 
 
-def test_errors():
-    """In a fresh interpreter: here the shape checker would speak first."""
-    ahead = (
-        "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
-        " router='threshold' can"
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("sentence", ERRORS)
+def test_wrong_arguments_raise(sentence):
+    def make(**options):
+        return LanguageModel(LanguageConfig(**SMALL | options)).eval()
+
+    models = SimpleNamespace(
+        make=make,
+        top=make(),
+        causal=make(router="threshold"),
+        heads=make(mixer="attention", router="threshold"),
+        prompt=torch.arange(5),
     )
-    assert run_python(SENTENCES).splitlines() == [
-        "mixer must be one of dlr, attention, not 'lstm'",
-        "experts must be a whole number of at least 1, not 0",
-        "layers must be a whole number of at least 1, not 0",
-        "router must be one of top, threshold, not 'best'",
-        "d_head must be even (pairs of channels turn), not 7",
-        "0 < dt_min <= dt_max must hold, not 1.0 and 0.1",
-        ahead,
-        ahead,
-        "tokens must lie between 0 and 22, not between 20 and 24",
-        "this model has 4 states, one a block, not 1",
-        "state.keys must have the shape [2, S, 16], not [3, 0, 16]",
-        "router='top' reads the future: generation needs `causal(model)`",
-        "a model in training mode cannot generate: call model.eval() first",
-        "prompt must have the shape [L], not [1, 5]",
-        "x has length 0: give it at least one position",
-        "x must hold tokens, whole numbers, not float32",
-        "count must be a whole number of at least 1, not 0",
-        "temperature must be finite and at least 0, not -1.0",
-        "top_k must be a whole number of at least 1, not 0",
-        "top_p must be above 0 and at most 1, not 0.0",
-        "a next token needs sequences of at least 2 tokens",
-    ]
+    with pytest.raises(ValueError, match=sentence):
+        ERRORS[sentence](models)

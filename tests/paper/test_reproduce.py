@@ -14,7 +14,7 @@ from dlrnn.paper.recipes import scale as scales
 from dlrnn.paper.recipes.outcome import Outcome, measured
 from dlrnn.paper.recipes.rows import make_row
 from dlrnn.train import RunFolder, load_best
-from dlrnn.train.evaluate import held_out, scores
+from dlrnn.train.evaluation import held_out, scores
 
 MODULE = import_module("dlrnn.paper.recipes.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
@@ -163,8 +163,8 @@ def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatc
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
     monkeypatch.setattr(MODULE, "score_best", lambda *_: None)
     for wanted in (True, False):
-        run(tmp_path, "shift/dlr-1", until_plain=wanted)
-    assert [each["until_plain"] for each in given] == [True, False]
+        run(tmp_path, "shift/dlr-1", early_stop=wanted)
+    assert [each["early_stop"] for each in given] == [True, False]
 
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):

@@ -208,8 +208,8 @@ def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
     monkeypatch.setattr(module, "score_best", lambda *_: None)
     for wanted in (True, False):
-        sweep(["table1/cumsum/dlr-1"], until_plain=wanted, scale="tiny", out=tmp_path, device="cpu")
-    assert [("--until-plain" in command) for command in sent] == [True, False]
+        sweep(["table1/cumsum/dlr-1"], early_stop=wanted, scale="tiny", out=tmp_path, device="cpu")
+    assert [("--early-stop" in command) for command in sent] == [True, False]
     assert all(command[-2:] == ["--device", "cpu"] for command in sent[1:])
 
 

@@ -21,9 +21,9 @@ from dlrnn.train import (
     train,
     with_overrides,
 )
-from dlrnn.train.checkpoint import checkpoints, read
-from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.generation import write
+from dlrnn.train.checkpoint import checkpoints, read_checkpoint
+from dlrnn.train.evaluation import held_out, scores
+from dlrnn.train.generation import generate_text
 
 QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
@@ -114,7 +114,9 @@ def test_how_far_a_run_looks_ahead(run):
 def test_micro_batches_and_bf16(config, tmp_path, change):
     for name, run_config in (("plain", config), ("changed", replace(config, **change))):
         train(tmp_path / name, replace(run_config, steps=3), **QUIET)
-    plain, changed = (read(checkpoints(tmp_path / name)[-1])[0] for name in ("plain", "changed"))
+    plain, changed = (
+        read_checkpoint(checkpoints(tmp_path / name)[-1])[0] for name in ("plain", "changed")
+    )
     weights = "model.decoder.weight"
     if "accumulate" in change:
         assert (plain[weights] - changed[weights]).abs().max() < 1e-5
@@ -201,7 +203,7 @@ def test_a_vocabulary_that_is_too_small(config, tmp_path):
 
 
 def test_it_writes_as_it_was_taught(run, tmp_path, capsys):
-    said = list(write(run, "w0 w1 w4", tokens=8, temperature=0.0, device=DEVICE.type))
+    said = list(generate_text(run, "w0 w1 w4", tokens=8, temperature=0.0, device=DEVICE.type))
     assert len(said) == 8
     assert all(piece.startswith(" ") for piece in said)
     where = ["--device", DEVICE.type]
@@ -224,7 +226,7 @@ def test_a_run_writes_without_its_data(run, tmp_path):
     (copy / "config.json").write_text(json.dumps(settings))
     for name in ("best.safetensors", "tokenizer.json"):
         (copy / name).write_bytes((run / name).read_bytes())
-    assert list(write(copy, "w0", tokens=3)) == list(write(run, "w0", tokens=3))
+    assert list(generate_text(copy, "w0", tokens=3)) == list(generate_text(run, "w0", tokens=3))
 
 
 def sentence(capsys, *arguments):
@@ -243,7 +245,7 @@ def test_what_cannot_be_written(run, config, tmp_path, capsys):
     assert "is not the folder of a run" in sentence(capsys, tmp_path, *ask)
     shift = RunConfig(TaskConfig("shift"), ModelConfig("dlr", {"d_state": 4}))
     (tmp_path / "config.json").write_text(shift.to_json())
-    assert "is no language model: it was trained on shift" in sentence(capsys, tmp_path, *ask)
+    assert "is not a language model: it was trained on shift" in sentence(capsys, tmp_path, *ask)
     (tmp_path / "config.json").write_text(config.to_json())
     assert "has no tokenizer.json" in sentence(capsys, tmp_path, *ask)
     (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer())
@@ -263,7 +265,7 @@ def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     assert torch.equal(from_pretrained(tmp_path / "model")(tokens), model(tokens))
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tiny_tokenizer()
     with pytest.raises(ValueError, match="model is an exported model; name the run that it was"):
-        write(tmp_path / "model", "a")
+        generate_text(tmp_path / "model", "a")
     assert main(["eval", str(tmp_path / "model")]) == 2
     assert "model is an exported model; name the run" in capsys.readouterr().err
     card = (tmp_path / "model" / "README.md").read_text()

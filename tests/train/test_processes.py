@@ -17,7 +17,7 @@ from dlrnn.train import RunConfig, TaskConfig, train
 SCRIPT = """
 import json, os, pathlib, signal, sys, time, torch
 torch.set_num_threads(1)
-from dlrnn.train import from_json, loop, plain, train
+from dlrnn.train import early_stopping, from_json, train, trainer
 from dlrnn.train.checkpoint import checkpoints, save_checkpoint
 from dlrnn.train.step import TrainingStep
 
@@ -37,7 +37,7 @@ for path, config, sharded in json.loads(sys.argv[1]):
     config = config and from_json(config)
     how = {"device": "cpu", "show": False, "writer": "none", "sharded": sharded}
     if "plain" in path:
-        plain.PLAIN, how["until_plain"] = {1: (-9.0, 9.0)}, True
+        early_stopping.LEVELS, how["early_stop"] = {1: (-9.0, 9.0)}, True
     if path.endswith("without a part"):
         try:
             train(path, config, **how)
@@ -47,12 +47,12 @@ for path, config, sharded in json.loads(sys.argv[1]):
     if not path.endswith("asked to stop"):
         train(path, config, **how)
         continue
-    TrainingStep.__call__, loop.save_checkpoint = asked_in_step_7, slowly
+    TrainingStep.__call__, trainer.save_checkpoint = asked_in_step_7, slowly
     try:
         train(path, config, **how)
         raise AssertionError("nobody listened")
     except KeyboardInterrupt:
-        TrainingStep.__call__, loop.save_checkpoint = own, save_checkpoint
+        TrainingStep.__call__, trainer.save_checkpoint = own, save_checkpoint
     if rank == 1:  # which leaves no sooner than all is written
         left = [each.name for each in checkpoints(pathlib.Path(path))]
         (pathlib.Path(path) / "left.json").write_text(json.dumps(left))
@@ -165,7 +165,7 @@ def test_two_processes_against_one(tmp_path):
     in_two_processes(tmp_path, [*begun, ("without a part", idle, False)])
     said = [(tmp_path / "without a part" / f"said-{rank}").read_text() for rank in (0, 1)]
     assert said[0] == said[1]
-    assert said[0].startswith("blocks.0.mixer.idle and 1 more had no part in the loss, and with")
+    assert said[0].startswith("blocks.0.mixer.idle and 1 more had no gradient")
     assert (
         json.loads((tmp_path / "plain, asked to stop" / "result.json").read_text())["steps"] == 12
     )

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from dlrnn.bench.tables import _step
 from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.step import make_step
 
 QUIET = {"show": False, "writer": "none"}
 OPTIONS = {"order": "1", "name": "null", "pair": "x: y", "rate": "1e-3", "deep": {"a": "2"}}
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_the_options_it_began_with(tmp_path):
         ({"steps": 3.0}, "steps"),
         ({"schedule": "linear"}, "schedule"),
         ({"precision": "fp16"}, "precision"),
-        ({"settings": {"seed": Path("a")}}, "a setting is no JSON"),
+        ({"settings": {"seed": Path("a")}}, "is not JSON"),
     ],
     ids=str,
 )
@@ -132,7 +132,7 @@ def test_complex_parameters_learn(tmp_path):
 
 
 def test_a_buffer_that_is_replaced_is_averaged_over_processes(monkeypatch):
-    step = _step(config(f"{__name__}.Counting"), torch.device("cpu"))
+    step = make_step(config(f"{__name__}.Counting"), torch.device("cpu"))
     several = Mock(wraps=step.fabric, world_size=2)
     several.all_reduce = lambda value, reduce_op: value + (10 if reduce_op == "mean" else 0)
     monkeypatch.setattr(step, "fabric", several)
@@ -143,15 +143,15 @@ def test_a_buffer_that_is_replaced_is_averaged_over_processes(monkeypatch):
 
 def test_a_signal_at_the_last_step_is_not_lost(tmp_path, monkeypatch):
     """The run is complete, and what would come after it is not begun."""
-    loop = importlib.import_module("dlrnn.train.loop")
-    own = loop._Run._evaluate
+    module = importlib.import_module("dlrnn.train.trainer")
+    own = module.Trainer._evaluate
 
     def signalled(self, step):
         own(self, step)
         if step == self.config.steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop._Run, "_evaluate", signalled)
+    monkeypatch.setattr(module.Trainer, "_evaluate", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
     assert RunFolder.open(tmp_path / "run").result["steps"] == 6

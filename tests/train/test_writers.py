@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+from dlrnn.train.logging import open_writer
 from dlrnn.train.step import TrainingStep
-from dlrnn.train.writers import open_writer
 
 CONFIG = RunConfig(
     task=TaskConfig("cumsum", {"length": 8}),

@@ -120,6 +120,14 @@ def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
     return value
 
 
+def as_json(value: Any, where: str) -> Any:
+    """The value that a JSON file of it would give back, with lists for tuples."""
+    try:
+        return parse_json(json.dumps(value).encode(), where)
+    except TypeError as error:  # a Path, a number of numpy
+        raise ValueError(f"{where} is not JSON: {error}") from error
+
+
 def _whole(text: str) -> int:
     if len(text) > len(str(LARGEST)) + 1 or not -LARGEST <= int(text) < LARGEST:
         raise ValueError(f"the number {text[:20]}... has more than 64 bits")

@@ -15,9 +15,8 @@ from dlrnn.paper.recipes.recipe import Recipe, as_in_paper
 from dlrnn.paper.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
 from dlrnn.train.config import in_json
-from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.folder import CONFIG
-from dlrnn.train.tested import read_test, write_test
+from dlrnn.train.evaluation import held_out, read_test, scores, write_test
+from dlrnn.train.run_directory import CONFIG
 
 DONE, NOT_RUN = "done", "not run"
 
