@@ -35,7 +35,7 @@ def losses(name: str, folder: str) -> list[float]:
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="pinned on CPUs")
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_that_were_pinned(name, tmp_path):
+def test_losses_equal_the_golden_ones(name, tmp_path):
     expected = json.loads(GOLDEN.read_text())[name]
     assert len(expected) == 20
     assert losses(name, str(tmp_path / "run")) == pytest.approx(expected, rel=1e-4)

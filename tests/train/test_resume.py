@@ -1,11 +1,12 @@
-"""Killed at any instant and gone on with, a run ends with the same bytes."""
+"""A run that was killed at any moment and resumed ends with the same bytes."""
 
 import json
 
 import pytest
+from runs import assert_same_run
 from support import run_python
 
-# The parent loads everything once and forks a child a time; each is killed (-9) at a random moment.
+# The parent imports everything and forks children, which are killed (-9) at random moments.
 SCRIPT = """
 import os, random, shutil, signal, sys, time, warnings
 from pathlib import Path
@@ -67,10 +68,7 @@ assert os.waitpid(pid, 0)[1] == 0
 def test_kill_and_resume_give_the_same_bytes(case, kills, longest, tmp_path):
     run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    names = {path.name for path in whole.glob("*.safetensors")}
-    assert len(names) == 3
-    for name in (*names, "records.jsonl", "config.json"):
-        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    assert_same_run(whole, broken)
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, broken)]
     for result in results:
         del result["seconds"], result["seconds_from_step"]

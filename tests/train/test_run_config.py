@@ -1,0 +1,124 @@
+"""The configuration of a run: JSON, the command line, checks."""
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runs import QUIET, TEXTS, Own, config, own_mixer
+
+from dlrnn.models import ModelConfig
+from dlrnn.paper import recipes
+from dlrnn.paper.recipes.outcome import changed_path
+from dlrnn.train import TaskConfig, from_json, train, with_overrides
+
+
+def test_learning_rate_schedules():
+    constant, cosine = config(warmup=4), config(schedule="cosine", warmup=4)
+    assert [constant.rate(k) for k in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert cosine.rate(4) == 1
+    assert cosine.rate(8) == pytest.approx(0.5)
+    assert cosine.rate(11) == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert config(schedule="cosine").rate(0) == 1
+
+
+def test_configuration_survives_json():
+    run = config(kernel_lr=1e-5, clip=1.0)
+    assert from_json(run.to_json()) == run
+    with pytest.raises(ValueError, match="stepps"):
+        from_json(json.dumps({**json.loads(run.to_json()), "stepps": 3}))
+    with pytest.raises(ValueError, match="is not JSON"):
+        from_json("{")
+
+
+def test_overrides_change_settings():
+    run = config()
+    changed = with_overrides(
+        run, ["--steps", "7", "--task.settings.length", "32", "--model.mixer_options.d_state", "5"]
+    )
+    assert changed.steps == 7
+    assert changed.task.settings == {"length": 32}
+    assert changed.model.mixer_options == {"d_state": 5, "dt_min": 0.01, "dt_max": 0.01}
+    other = with_overrides(run, ["--model.mixer", "attention", "--model.mixer_options.heads", "2"])
+    assert other.model.mixer_options == {"heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stpes", "3"], r"there is no setting --stpes: did you mean --steps\?"),
+        (["--model.mixxer=dlr"], r"did you mean --model.mixer\?"),
+        (["--xyzzy", "3"], "no setting --xyzzy: see `dlrnn recipes --show RECIPE`"),
+        (["--steps", "many"], "--steps takes a whole number"),
+        (["--steps", "0"], "steps must be at least 1, not 0"),
+        (["--lr", "-1"], "lr must be more than 0 and finite, not -1.0"),
+        (["--accumulate", "3"], "batch_size 4 cannot be divided into 3 micro-batches"),
+        (["--schedule", "linear"], "--schedule takes constant or cosine"),
+        (["--model.mixer", "dlrr"], "did you mean 'dlr'"),
+        (["--model.mixer_options.d_sate", "3"], "did you mean 'd_state'"),
+    ],
+)
+def test_wrong_overrides_raise(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        with_overrides(config(), arguments)
+
+
+def test_options_that_are_text_stay_text():
+    run = own_mixer(Own, TEXTS)
+    assert from_json(run.to_json()) == run
+    assert with_overrides(run, ["--steps", "9"]).model.mixer_options == TEXTS
+    given = ["--model.mixer_options.order", '"7"', "--model.mixer_options.rate=2"]
+    assert with_overrides(run, given).model.mixer_options == TEXTS | {"order": "7", "rate": 2}
+
+
+@pytest.mark.parametrize("wrong", [{"lr": torch.inf}, {"weight_decay": torch.nan}], ids=str)
+def test_rates_must_be_finite(wrong):
+    with pytest.raises(ValueError, match="must be"):
+        config(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"steps": 3.0}, "steps"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"precision": "fp16"}, "precision"),
+        ({"task": TaskConfig("shift", {"seed": Path("a")})}, "is not JSON"),
+        ({"task": TaskConfig("shift", {"length": math.nan})}, "not a finite number"),
+        ({"seed": 2**63}, "seed must have 64 bits at most"),
+        ({"model": ModelConfig("dlr", {"d_state": "4"})}, "d_state must be a whole number"),
+        ({"model": ModelConfig("dlr", {"d_state": 2**40})}, "d_state must be at most"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_make_no_folder(wrong, sentence, tmp_path, unchecked):
+    with pytest.raises(ValueError, match=sentence):
+        train(tmp_path / "run", config(**wrong), **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_configurations_without_the_setting_deterministic_are_read():
+    """Older configurations lack it; digests and names of folders must stay the same."""
+    run = config(deterministic=True)
+    free = replace(run, deterministic=False)
+    complete = json.loads(free.to_json())
+    assert complete.pop("deterministic") is False
+    assert free.identity() == complete
+    assert from_json(json.dumps(complete)) == from_json(free.to_json()) == free
+    assert run.identity() == json.loads(run.to_json()) == {**complete, "deterministic": True}
+    assert from_json(run.to_json()) == run
+    name = changed_path(recipes.get("table1/shift/attention-1"), "runs", "full", free).name
+    digest = hashlib.sha256((json.dumps(complete, indent=1) + "\n").encode()).hexdigest()
+    assert name == f"seed-0-{digest[:8]}"
+    assert with_overrides(free, ["--deterministic", "true"]) == run
+    assert with_overrides(run, ["--deterministic", "false"]) == free
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", ["yes", 1, None])
+def test_deterministic_must_be_a_bool(wrong):
+    with pytest.raises(ValueError, match="deterministic must be true or false"):
+        config(deterministic=wrong)
