@@ -1,4 +1,4 @@
-"""A damaged file is never believed: bit flips in checkpoints, best models, exports, settings."""
+"""Bit flips in checkpoints, best models, exports and configurations are always found."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import EVERYTHING, WHERE, make_language_run, make_run, run_command, stop
+from hostile import EVERYTHING, WHERE, command_line, make_run, run_command, stop
 
 from dlrnn.models import from_pretrained
 from dlrnn.train import load_best
@@ -24,15 +24,10 @@ TENSOR_FLIPS = 1500 if EVERYTHING else 200
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture(scope="module")
-def made(whole, tmp_path_factory):
+def made(trained, tmp_path_factory):
     """A copy of the run to be damaged, and an export of it."""
     folder = tmp_path_factory.mktemp("damaged")
-    shutil.copytree(whole, folder / "run")
+    shutil.copytree(trained, folder / "run")
     assert run_command(["export", folder / "run", folder / "export"], seconds=60).status == 0
     return folder
 
@@ -67,7 +62,7 @@ def flips(content, share=1):
 
 
 def failures_of(path, reads, told_by, share=1):
-    """Flips that `reads` does not answer as it should, a line each."""
+    """A line for each flip that `reads` does not handle as `told_by` requires."""
     content, failures, count = path.read_bytes(), [], 0
     end = header_end(content)
     for byte, bit in flips(content, share):
@@ -94,7 +89,7 @@ def refusal_of(path):
             return "more than one line" if "\n" in str(error) else ""
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:100]}"
-        return "believed"
+        return "accepted"
 
     return check
 
@@ -118,7 +113,7 @@ def test_every_flip_of_the_newest_checkpoint_is_found_and_the_older_one_used(mad
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:100]}"
         if found.path != older:
-            return "believed"
+            return "accepted"
         named = any(NEWEST in problem for problem in found.problems)
         return "" if named else f"not named: {found.problems}"
 
@@ -169,7 +164,7 @@ def test_flips_of_a_configuration_are_refused_unless_its_values_stay(name, folde
                 same = False
             with flipped(path, byte, bit):
                 wrong = check(reads)
-            if wrong and not (same and wrong == "believed"):
+            if wrong and not (same and wrong == "accepted"):
                 line = bytes(changed[max(0, byte - 20) : byte + 20])
                 failures.append(f"byte {byte}, bit {bit} ({line}): {wrong}")
     assert not failures, f"{len(failures)} flips\n" + "\n".join(failures[:40])
@@ -185,43 +180,24 @@ def some(content, count):
     return [(0, 0), (7, 7), *((byte, (byte * 5 + 1) % 8) for byte in places)]
 
 
-@pytest.mark.parametrize("command", ["eval", "export"])
-def test_commands_refuse_a_flipped_best_model(command, made, tmp_path):
-    run, failures = made / "run", []
-    more = [tmp_path / "out"] if command == "export" else ["--device", "cpu"]
-    for byte, bit in some((run / BEST).read_bytes(), 16):
-        with flipped(run / BEST, byte, bit):
-            told = run_command([command, run, *more])
-        if told.status != 2 or BEST not in told.err or told.faults():
-            failures.append(f"byte {byte}, bit {bit}: {told.status}, {told.err}, {told.faults()}")
-    assert not failures, "\n".join(failures)
-    assert not (tmp_path / "out").exists()
-
-
-def test_generate_refuses_a_flipped_best_model(tmp_path):
-    run, failures = make_language_run(tmp_path), []
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    assert run_command(ask, seconds=60).status == 0
-    for byte, bit in some((run / BEST).read_bytes(), 8):
-        with flipped(run / BEST, byte, bit):
-            told = run_command(ask)
-        if told.status != 2 or BEST not in told.err or told.faults():
-            failures.append(f"byte {byte}, bit {bit}: {told.status}, {told.err}, {told.faults()}")
-    assert not failures, "\n".join(failures)
-
-
-def test_resume_refuses_when_every_checkpoint_is_damaged(made, tmp_path):
-    run, failures = Path(shutil.copytree(made / "run", tmp_path / "run")), []
-    stop(run)
-    [path] = checkpoints(run)
+@pytest.mark.parametrize("command", ["eval", "export", "generate", "resume"])
+def test_commands_refuse_a_flipped_file(command, trained, language, tmp_path):
+    """The best model, or for a resume the only checkpoint."""
+    source = language if command == "generate" else trained
+    run, failures = Path(shutil.copytree(source, tmp_path / "run")), []
+    path = run / BEST if command != "resume" else checkpoints(stop(run))[0]
+    arguments = command_line(command, run, tmp_path / "out")
     before = (run / "records.jsonl").read_bytes()
-    for byte, bit in some(path.read_bytes(), 12):
+    for byte, bit in some(path.read_bytes(), 8 if command == "generate" else 16):
         with flipped(path, byte, bit):
-            told = run_command(["train", "--resume", run, *WHERE])
+            told = run_command(arguments)
         if told.status != 2 or path.name not in told.err or told.faults():
             failures.append(f"byte {byte}, bit {bit}: {told.status}, {told.err}, {told.faults()}")
     assert not failures, "\n".join(failures)
+    assert not (tmp_path / "out").exists()
     assert (run / "records.jsonl").read_bytes() == before
+    if command == "generate":
+        assert run_command(arguments, seconds=60).status == 0, "the undamaged file is refused"
 
 
 def changed_text(before, after):
@@ -274,10 +250,8 @@ DAMAGES = {
 @pytest.mark.parametrize(
     ("damage", "printed"), [*((each, "") for each in DAMAGES), ("step", "--json")]
 )
-def test_resume_goes_on_from_the_older_checkpoint_and_ends_the_same(
-    damage, printed, whole, tmp_path
-):
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
+def test_resume_uses_the_older_checkpoint_and_ends_the_same(damage, printed, trained, tmp_path):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
     (run / "result.json").unlink()
     path = run / NEWEST
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
@@ -288,8 +262,8 @@ def test_resume_goes_on_from_the_older_checkpoint_and_ends_the_same(
     assert not told.faults()
     assert NEWEST in "".join((told.err if printed else told.text).split()), "not named"
     for name in ("records.jsonl", NEWEST, BEST, "config.json"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
-    results = [json.loads((each / "result.json").read_text()) for each in (run, whole)]
+        assert (run / name).read_bytes() == (trained / name).read_bytes(), name
+    results = [json.loads((each / "result.json").read_text()) for each in (run, trained)]
     for result in results:
         del result["seconds"], result["seconds_from_step"]
     assert results[0] == results[1]
@@ -309,8 +283,10 @@ def test_resume_goes_on_from_the_older_checkpoint_and_ends_the_same(
     ],
 )
 @pytest.mark.parametrize("command", ["eval", "export", "resume", "load_best"])
-def test_another_configuration_under_the_weights_is_refused(command, path, value, whole, tmp_path):
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
+def test_another_configuration_under_the_weights_is_refused(
+    command, path, value, trained, tmp_path
+):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
     config = json.loads((run / "config.json").read_text())
     owner = config
     for name in path[:-1]:
@@ -326,13 +302,7 @@ def test_another_configuration_under_the_weights_is_refused(command, path, value
     if command == "resume":
         stop(run)
     before = {each.name: each.read_bytes() for each in run.iterdir() if each.suffix != ".json"}
-    told = run_command(
-        {
-            "eval": ["eval", run, "--device", "cpu"],
-            "export": ["export", run, tmp_path / "out"],
-            "resume": ["train", "--resume", run, *WHERE],
-        }[command]
-    )
+    told = run_command(command_line(command, run, tmp_path / "out"))
     assert told.status == 2
     assert not told.faults()
     assert str(run) in told.err
@@ -341,20 +311,20 @@ def test_another_configuration_under_the_weights_is_refused(command, path, value
     assert after == {name: content for name, content in before.items() if name != "lock"}
 
 
-def test_generate_refuses_another_configuration_under_the_weights(tmp_path):
-    run = make_language_run(tmp_path)
+def test_generate_refuses_another_configuration_under_the_weights(language, tmp_path):
+    run = Path(shutil.copytree(language, tmp_path / "run"))
     for name, value in (("dt_min", 0.04), ("norm", "other")):
         config = json.loads((run / "config.json").read_text())
         config["model"][name] = value
         (run / "config.json").write_text(json.dumps(config))
-        told = run_command(["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"])
+        told = run_command(command_line("generate", run, tmp_path))
         assert told.status == 2
         assert not told.faults()
         assert str(run) in told.err
 
 
 def test_weights_of_another_export_are_refused(made, tmp_path):
-    """Each file is whole, and they do not belong together."""
+    """Each file is undamaged, but they do not belong together."""
     other = make_run(tmp_path / "other", "--seed", "1", "--model.mixer_options.dt_min", "0.0001")
     assert run_command(["export", other, tmp_path / "export"], seconds=60).status == 0
     shutil.copy(made / "export" / WEIGHTS, tmp_path / "export" / WEIGHTS)

@@ -1,15 +1,13 @@
-"""Whole files with hostile content: a digest is no signature, whoever writes a file can seal it."""
+"""Undamaged files with hostile content: a correct digest proves nothing about who wrote a file."""
 
 import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hostile import WHERE, make_language_run, make_run, run_command, stop
+from hostile import WHERE, command_line, python_in, run_command, stop
 from safetensors.torch import load_file
 
 import dlrnn
@@ -22,19 +20,9 @@ from dlrnn.train import RunFolder, from_json
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("forged") / "run")
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory):
-    return make_language_run(tmp_path_factory.mktemp("language"))
-
-
 @pytest.fixture
-def run(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def forge(path, change):
@@ -165,8 +153,7 @@ def test_sizes_that_the_weights_do_not_have_take_no_memory(name, run):
 def test_sizes_of_a_language_model_take_no_memory(sizes, language, tmp_path):
     run = Path(shutil.copytree(language, tmp_path / "run"))
     reconfigure(run, lambda c: c["model"].update(sizes))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    told = run_command(ask)
+    told = run_command(command_line("generate", run, tmp_path))
     assert told.status == 2
     assert not told.faults()
 
@@ -219,7 +206,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
-    """Also where the best model claims to belong to it."""
+    """Also if the best model has the digest of the tokenizer."""
     run = Path(shutil.copytree(language, tmp_path / "run"))
     path = run / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -228,8 +215,7 @@ def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
     if sealed:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         forge(run / "best.safetensors", lambda c: c.update(files={path.name: digest}))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    told = run_command(ask)
+    told = run_command(command_line("generate", run, tmp_path))
     if sealed and name == "another one":
         assert told.status == 0
     else:
@@ -237,45 +223,28 @@ def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/hostname", "absent"])
-def test_a_best_model_names_files_of_its_folder_alone(name, language, tmp_path):
+def test_a_best_model_names_only_files_of_its_folder(name, language, tmp_path):
     run = Path(shutil.copytree(language, tmp_path / "run"))
     forge(run / "best.safetensors", lambda c: c.update(files={name: "0" * 64}))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    refused(run_command(ask), name)
+    refused(run_command(command_line("generate", run, tmp_path)), name)
 
 
 # ---------------------------------------------------------------------------------- this folder
-
-
-def in_folder(folder, code):
-    """Run code as the command does: without the current folder on the import path."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(dlrnn.__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout.strip()
 
 
 def test_numba_reads_no_settings_of_the_current_folder(tmp_path):
     """They could name the folder of its cache, which holds pickles."""
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: here\ndebug: 1\n")
     code = "import dlrnn.tasks, numba; print(numba.config.CACHE_DIR, numba.config.DEBUG)"
-    assert in_folder(tmp_path, code) == "0"
-    assert in_folder(tmp_path, f"{code}; import yaml; yaml.safe_load('a: 1')") == "0"
+    assert python_in(tmp_path, code) == "0"
+    assert python_in(tmp_path, f"{code}; import yaml; yaml.safe_load('a: 1')") == "0"
 
 
 def test_matplotlib_reads_no_settings_of_the_current_folder(tmp_path):
-    """They could have LaTeX run."""
+    """They could run LaTeX."""
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     code = "from dlrnn.common.figures import new_figure; new_figure(1, 1); import matplotlib as m;"
-    assert in_folder(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
+    assert python_in(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
 
 
 def test_a_copy_with_hard_links_can_be_read_and_is_not_appended_to(run, tmp_path):

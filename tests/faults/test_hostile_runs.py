@@ -1,9 +1,7 @@
 """Run folders of other people: nothing in their files is run, believed blindly or printed raw."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,10 +15,11 @@ from hostile import (
     RUN_IN_SWEEP,
     SMALL,
     WHERE,
+    as_recipe,
+    command_line,
     hostile_configs,
-    make_language_run,
-    make_run,
     plant_canary,
+    python_in,
     run_command,
     side_files,
     stop,
@@ -28,9 +27,7 @@ from hostile import (
     watched,
 )
 
-import dlrnn
 from dlrnn.models import from_pretrained
-from dlrnn.paper.recipes import get, scaled
 from dlrnn.train import load_best, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -44,19 +41,13 @@ IMPORTS_MIXER = ("eval", "export", "resume")  # the others have no use for the c
 
 def arguments(command, base):
     """The command line that reads the run in `base`, and writes to `base`/out at most."""
-    run, out = base / "run", base / "out"
     table = ["--scale", "tiny", "--out", base / "runs"]
-    return {
-        "eval": ["eval", run, "--device", "cpu"],
-        "export": ["export", run, out],
-        "generate": ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"],
-        "resume": ["train", "--resume", run, *WHERE],
-        "report": ["report", "--runs", run, "--out", out],
-        "results": ["results", "add", run, "--into", out],
+    tables = {
         "recipes": ["recipes", RECIPE, *table],
         "reproduce": ["reproduce", "table1", "--only", "shift/dlr-1", *table, "--device", "cpu"],
         "sweep": ["sweep", RECIPE, *table, "--device", "cpu"],
-    }[command]
+    }
+    return tables.get(command) or command_line(command, base / "run", base / "out")
 
 
 def place(command, base):
@@ -65,15 +56,10 @@ def place(command, base):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    path = make_run(tmp_path_factory.mktemp("runs") / "run")
+def done(trained, tmp_path_factory):
+    path = Path(shutil.copytree(trained, tmp_path_factory.mktemp("runs") / "run"))
     assert run_command(["eval", path, "--device", "cpu"], seconds=60).status == 0
     return path
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory):
-    return make_language_run(tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture
@@ -82,17 +68,6 @@ def base(tmp_path, monkeypatch):
     plant_canary(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def as_recipe(run):
-    """Make a run look like a complete one of the recipe at its tiny scale."""
-    steps = json.loads(scaled(get(RECIPE), "tiny").to_json())["steps"]
-    (run / "config.json").write_text(scaled(get(RECIPE), "tiny").to_json())
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps({**result, "steps": steps, "best_step": steps}))
-    records = (run / "records.jsonl").read_text().splitlines()[:-1]
-    last = {"step": steps, "split": "validation", "R2": 0.5, "loss": 0.1}
-    (run / "records.jsonl").write_text("\n".join([*records, json.dumps(last)]) + "\n")
 
 
 def copied(command, base, done, request):
@@ -357,21 +332,10 @@ def shadowed(folder, *given):
         text = f"open({str(folder / 'shadowed')!r}, 'a').write({name!r})\nraise SystemExit(77)\n"
         (folder / f"{name}.py").write_text(text)
     code = "import sys; from dlrnn.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, given)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(dlrnn.__file__).parents[1])}
-        | {"OMP_NUM_THREADS": "1"},
-    )
-    assert "Traceback" not in done.stderr
+    printed = python_in(folder, code, *given, silent=False)
     shadow = folder / "shadowed"
     assert not shadow.exists(), f"{shadow.read_text()} of the current folder was run"
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed
 
 
 def test_the_current_folder_shadows_no_installed_package(tmp_path):

@@ -1,4 +1,4 @@
-"""Links and pipes in folders that others made: no command writes through them, or waits."""
+"""Links and pipes in untrusted folders: no command writes through them, or waits for them."""
 
 import json
 import os
@@ -15,13 +15,12 @@ from hostile import (
     RUN_IN_SWEEP,
     SMALL,
     WHERE,
-    make_run,
+    as_recipe,
+    command_line,
     run_command,
     stop,
     tree,
 )
-
-from dlrnn.paper.recipes import get, scaled
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -72,10 +71,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(trained, tmp_path_factory):
     """Folders that the commands write into: a run, an export, a built set, recorded results."""
     base = tmp_path_factory.mktemp("made")
-    run = make_run(base / "run")
+    run = Path(shutil.copytree(trained, base / "run"))
     for command in (
         ["eval", run, "--device", "cpu"],
         ["export", run, base / "export"],
@@ -158,7 +157,7 @@ def test_without_links_every_command_writes(command, made, base, monkeypatch):
     if command == "sweep":
         monkeypatch.setattr(sys, "executable", shutil.which("echo"))
     if command == "reproduce":
-        complete(made / "run", work / RUN_IN_SWEEP)
+        as_recipe(Path(shutil.copytree(made / "run", work / RUN_IN_SWEEP)))
     began = time.time_ns()
     told = run_command(arguments, seconds=60)
     assert told.status == (1 if command == "sweep" else 0), told  # echo trains nothing
@@ -190,7 +189,7 @@ def test_nothing_is_written_through_a_link(command, place, kind, made, base, mon
     if command == "sweep":
         monkeypatch.setattr(sys, "executable", shutil.which("echo"))  # instead of training
     if command == "reproduce":
-        complete(made / "run", work / RUN_IN_SWEEP)
+        as_recipe(Path(shutil.copytree(made / "run", work / RUN_IN_SWEEP)))
     stems = [each.stem for each in (made / "results" / "curves").iterdir()]
     where = work / place.format(stem=stems[0])
     outside = base / "outside"
@@ -203,19 +202,6 @@ def test_nothing_is_written_through_a_link(command, place, kind, made, base, mon
     assert told.status in ((0, 1, 2) if command == "sweep" else (0, 2)), told
     if told.status == 2:
         assert str(work) in told.text, "neither the file nor the folder is named"
-
-
-def complete(run, path):
-    """A run that looks like a complete one of the recipe."""
-    shutil.copytree(run, path)
-    config = scaled(get(RECIPE), "tiny")
-    (path / "config.json").write_text(config.to_json())
-    result = json.loads((path / "result.json").read_text())
-    done = {**result, "steps": config.steps, "best_step": config.steps}
-    (path / "result.json").write_text(json.dumps(done))
-    last = {"step": config.steps, "split": "validation", "R2": 0.5, "loss": 0.1}
-    with open(path / "records.jsonl", "a") as file:
-        file.write(json.dumps(last) + "\n")
 
 
 FOLDERS = [
@@ -274,16 +260,8 @@ def test_a_config_that_is_no_file_is_refused(command, kind, made, base):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    told = run_command(
-        {
-            "eval": ["eval", run, "--device", "cpu"],
-            "export": ["export", run, base / "out"],
-            "resume": ["train", "--resume", run, *WHERE],
-            "report": ["report", "--runs", run, "--out", base / "out"],
-            "results": ["results", "add", run, "--into", base / "out"],
-        }[command],
-        fifo=path if kind == "pipe" else None,
-    )
+    arguments = command_line(command, run, base / "out")
+    told = run_command(arguments, fifo=path if kind == "pipe" else None)
     assert told.status == 2, told
     assert not told.faults()
     assert "config.json" in told.err

@@ -23,7 +23,7 @@ def test_a_config_makes_its_mixer():
     assert ModelConfig("dlrnn.nn.DLR", STATES).make_mixer().d_model == 128
 
 
-def test_it_is_plain_data():
+def test_a_config_is_plain_data():
     config = ModelConfig("attention", {"heads": 2}, d_model=8, layers=3, norm="pre", pooling="last")
     assert ModelConfig(**json.loads(json.dumps(asdict(config)))) == config
 
@@ -89,14 +89,14 @@ def test_options_are_not_shared_with_the_caller():
     ],
     ids=str,
 )
-def test_what_cannot_be(arguments, sentence, unchecked):
+def test_wrong_arguments_raise(arguments, sentence, unchecked):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         ModelConfig(**{"mixer": "dlr", "mixer_options": STATES, **arguments}).make_mixer()
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
 
-def test_incompatible_sizes_are_the_mixers_own_sentence():
+def test_incompatible_sizes_raise_the_mixers_error():
     config = ModelConfig("attention", d_model=12)
     with pytest.raises(ValueError, match=r"^d_model must be a multiple of 2 \* heads"):
         build_model(config, d_input=3, d_output=8)
@@ -170,7 +170,7 @@ def my_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_ones_own_mixer_by_its_import_path(my_package):
+def test_a_users_mixer_is_named_by_its_import_path(my_package):
     config = ModelConfig("my_package.MyLayer", {"width": 5}, d_model=4, layers=2)
     model = build_model(config, d_input=3, d_output=2)
     assert model(torch.randn(2, 9, 3)).shape == (2, 9, 2)
@@ -178,19 +178,19 @@ def test_ones_own_mixer_by_its_import_path(my_package):
     assert isinstance(model.blocks[1].mixer.mix, nn.Conv1d)
 
 
-def test_a_misspelt_name_of_ours_is_refused_at_once():
+def test_a_misspelt_built_in_mixer_raises_at_once():
     for arguments in (("dlrr", STATES), ("dlr", {"d_stat": 4})):
         with pytest.raises(ValueError, match="did you mean"):
             ModelConfig(*arguments)
 
 
-def test_a_sink_of_options_does_not_swallow_a_misspelt_one(my_package):
+def test_kwargs_do_not_accept_a_misspelt_option(my_package):
     sentence = "^the mixer 'my_package.MyLayer' has no option 'widht': did you mean 'width'"
     with pytest.raises(ValueError, match=sentence):
         ModelConfig("my_package.MyLayer", {"widht": 5}).make_mixer()
 
 
-def test_what_a_derived_mixer_passes_on_is_known(my_package):
+def test_options_of_base_classes_are_known(my_package):
     """`*arguments, **options`, in its constructor and in its forward."""
     with pytest.raises(ValueError, match="has no option 'd_stat': did you mean 'd_state'"):
         ModelConfig("my_package.Scaled", {"d_stat": 4}).make_mixer()
@@ -214,7 +214,7 @@ def test_what_a_derived_mixer_passes_on_is_known(my_package):
     torch.testing.assert_close(model(x[:, 5:], state=state, return_state=True)[0], whole[:, 5:])
 
 
-def test_what_ones_own_mixer_cannot_do_is_a_sentence(my_package):
+def test_missing_abilities_of_a_users_mixer_are_named(my_package):
     x = torch.randn(2, 9, 3)
 
     def model(name):

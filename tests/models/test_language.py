@@ -81,7 +81,7 @@ def test_heads_of_64_are_wider_than_the_model():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("mixer", ["dlr", "attention"])
-def test_a_model_is_its_definition(mixer, norm):
+def test_the_model_equals_its_definition(mixer, norm):
     model, tokens = make(mixer=mixer, norm=norm), words(2, 9)
     table = model.encoder.weight
     h = 5**0.5 * table[tokens] @ model.encoder.expand.weight.T
@@ -95,7 +95,7 @@ def test_a_model_is_its_definition(mixer, norm):
     assert isinstance(model.norm, nn.LayerNorm if norm == "pre" else nn.Identity)
 
 
-def test_attention_is_its_definition():
+def test_attention_equals_its_definition():
     """Heads wider than H together: 2 heads of 8 for 6 channels."""
     layer, x = make(mixer="attention").blocks[0].mixer, torch.randn(1, 7, 6).double().to(DEVICE)
     layer.temperature.data.fill_(0.7)
@@ -130,7 +130,7 @@ def test_dlr_is_linear_and_the_embedding_is_tied():
     assert fresh(torch.arange(50)[None]).std() < 2
 
 
-def test_who_looks_ahead():
+def test_only_the_top_router_is_not_causal():
     tokens = words(8, 12)
     changed = tokens.clone()
     changed[:, 6:] = words(8, 6)
@@ -145,7 +145,7 @@ def test_who_looks_ahead():
 
 
 @pytest.mark.parametrize("options", STREAMS, ids=lambda o: "-".join(map(str, o.values())))
-def test_whole_is_chunks_is_steps(options):
+def test_whole_equals_chunks_equals_steps(options):
     model, tokens = make(**options), words(2, 30)
     whole, state, outputs = model(tokens), None, []
     for chunk in tokens[:, :20].split([1, 6, 13], dim=1):
@@ -161,7 +161,7 @@ def test_whole_is_chunks_is_steps(options):
 
 @pytest.mark.parametrize("router", ["top", "threshold"])
 @pytest.mark.parametrize("mixer", ["dlr", "attention"])
-def test_padded_is_each_alone(mixer, router):
+def test_padded_batch_equals_single_sequences(mixer, router):
     model, tokens = make(mixer=mixer, router=router), words(3, 12)
     lengths = torch.tensor([12, 1, 7], device=DEVICE)
     y = model(tokens, lengths)
@@ -178,7 +178,7 @@ def test_padded_is_each_alone(mixer, router):
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
-def test_loss_in_pieces(at_once):
+def test_the_loss_does_not_depend_on_the_pieces(at_once):
     model, tokens = make(), words(3, 9)
     loss = next_token_loss(model, tokens, at_once)
     expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -190,7 +190,7 @@ def test_loss_in_pieces(at_once):
         assert_close(have, want, 1e-10)
 
 
-def test_a_model_learns_a_text():
+def test_training_learns_a_text():
     for options in ({"mixer": "dlr"}, {"mixer": "attention", "router": "threshold"}):
         model = make(layers=1, **options).float().train()
         tokens = torch.arange(40, device=DEVICE).remainder(7)[None]
@@ -206,7 +206,7 @@ def test_a_model_learns_a_text():
 # ---------------------------------------------------------------------------------- generation
 
 
-def test_greedy_is_the_argmax_of_the_whole():
+def test_temperature_zero_takes_the_argmax():
     for options in ({"mixer": "dlr", "router": "threshold"}, {"mixer": "attention", "experts": 1}):
         model, prompt = make(**options), words(5)
         drawn = list(generate(model, prompt, 12, temperature=0.0))
@@ -229,7 +229,7 @@ def make_like(model, **options):
     return other
 
 
-def test_seeds_reproduce():
+def test_the_same_seed_generates_the_same_tokens():
     model, prompt = make(router="threshold"), words(5)
     first, again = (list(generate(model, prompt, 20, seed=3)) for _ in range(2))
     assert first == again != list(generate(model, prompt, 20, seed=4))
@@ -261,7 +261,7 @@ def test_draws_follow_the_probabilities():
     ],
     ids=str,
 )
-def test_limits(limits, allowed):
+def test_top_k_and_top_p_limit_the_tokens(limits, allowed):
     tokens, p = likely(torch.tensor([0.1, 0.5, 0.15, 0.25]).double().log(), **limits)
     assert tokens.tolist() == allowed
     assert_close(p.sum(), torch.ones(()), 1e-12)
@@ -269,7 +269,7 @@ def test_limits(limits, allowed):
     assert ties in ([0, 1], [0])  # of equal ones the smaller number
 
 
-def test_limits_of_a_generation():
+def test_generation_respects_top_k_and_top_p():
     model, prompt = make(router="threshold"), words(5)
     state, limits = None, {"temperature": 3.0, "top_k": 4, "top_p": 0.9}
     logits, state = model(prompt[None], return_state=True)
