@@ -13,7 +13,7 @@ from dlrnn.cli import main
 from dlrnn.paper import recipes
 from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
-from dlrnn.train import RunFolder, evaluation
+from dlrnn.train import RunDirectory, evaluation
 from dlrnn.train.checkpoint import read_header, save_best
 from dlrnn.train.evaluation import draw_curves, draw_images, read_test
 
@@ -340,7 +340,7 @@ def test_test_metrics_belong_to_the_evaluated_model(done, tmp_path, monkeypatch)
     monkeypatch.setattr(evaluation, "scores", meanwhile)
     assert evaluation.evaluate_run(run, device=WHERE[3])["step"] == before
     assert json.loads((run / "test.json").read_text())["step"] == before
-    assert read_test(RunFolder(run)) == {}, "the better one was not tested"
+    assert read_test(RunDirectory(run)) == {}, "the better one was not tested"
 
 
 def test_recipes_lists_and_shows_recipes(capsys, tmp_path):

@@ -15,7 +15,7 @@ from dlrnn import DLR
 from dlrnn.common.untrusted import read_sealed, seal
 from dlrnn.models import save_pretrained
 from dlrnn.nn import save_model
-from dlrnn.train import RunFolder, from_json
+from dlrnn.train import RunDirectory, from_json
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -99,7 +99,7 @@ def test_records_without_their_metric_are_refused(command, run, tmp_path):
         changed = lines.replace('"R2"', '"XX"')
         (run / "records.jsonl").write_text(changed)
         path = run / "step-000000004.safetensors"
-        read = RunFolder(run).records()[:-2]
+        read = RunDirectory(run).records()[:-2]
         length = json.loads(read_sealed(path).metadata["dlrnn_run"])["records"]
         digest = hashlib.sha256(changed[:length].encode()).hexdigest()
         forge(path, lambda c: c.update(records_sha256=digest))

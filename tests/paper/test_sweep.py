@@ -13,7 +13,7 @@ import pytest
 from dlrnn.paper.recipes import changed_path, chosen, run_config, run_path
 from dlrnn.paper.recipes.catalogue import get
 from dlrnn.paper.recipes.sweep import Job, Wanted, _command, sweep
-from dlrnn.train import RunFolder, with_overrides
+from dlrnn.train import RunDirectory, with_overrides
 
 STEPS = ["--steps", "3"]
 
@@ -89,7 +89,7 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     log = broken.with_suffix(".log")
     assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on from step 3, {log}"
-    assert RunFolder.open(broken).result["steps"] == 3
+    assert RunDirectory.open(broken).result["steps"] == 3
 
 
 def test_only_what_has_a_checkpoint_goes_on(tmp_path):
@@ -133,7 +133,7 @@ def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
     rows = sweep(["table1/cumsum/dlr-1"], overrides=changes, scale="tiny", out="out")
     assert [row["status"] for row in rows] == ["done"]
     for row in rows:
-        config = RunFolder.open(path_of(row["recipe"], "out", overrides=changes)).config
+        config = RunDirectory.open(path_of(row["recipe"], "out", overrides=changes)).config
         assert (config.steps, config.model.mixer) == (3, "own_mixer.Twice")
         assert config.model.mixer_options == {}
 

@@ -9,7 +9,7 @@ from runs import QUIET, assert_same_run, fails_at
 from support import DEVICE
 
 from dlrnn.models import ModelConfig
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
 from dlrnn.train.step import TrainingStep
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_a_captured_step_equals_an_eager_one(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TrainingStep, "__init__", eager)
     train(tmp_path / "eager", run_of(name), **QUIET)
-    records = [RunFolder.open(tmp_path / kind).records() for kind in ("captured", "eager")]
+    records = [RunDirectory.open(tmp_path / kind).records() for kind in ("captured", "eager")]
     for a, b in zip(*records, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from runs import QUIET, assert_same_files, assert_same_weights, config
 
-from dlrnn.train import RunFolder, early_stopping, train
+from dlrnn.train import RunDirectory, early_stopping, train
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.early_stopping import constant_level, should_stop
 
@@ -36,7 +36,7 @@ def test_early_stopping_is_the_same_after_a_resume(tmp_path, monkeypatch):
     steps = result["steps"]
     assert 30 <= steps < 400
     assert result["stopped"] == "R2 between 0.95 and 1.0 for the last half of them"
-    assert RunFolder.open(tmp_path / "run").records()[-1]["step"] == steps
+    assert RunDirectory.open(tmp_path / "run").records()[-1]["step"] == steps
     train(tmp_path / "cut", run, early_stop=True, **QUIET)
     for path in checkpoints(tmp_path / "cut")[1:]:
         path.unlink()
@@ -49,7 +49,7 @@ def test_early_stopping_is_the_same_after_a_resume(tmp_path, monkeypatch):
     assert_same_files(tmp_path / "run", tmp_path / "cut", ["records.jsonl"])
     snapshots = (tmp_path / "run" / "snapshots.jsonl").read_text().splitlines()
     assert json.loads(snapshots[-1])["step"] == steps
-    splits = [each["split"] for each in RunFolder(tmp_path / "run").records()]
+    splits = [each["split"] for each in RunDirectory(tmp_path / "run").records()]
     assert set(splits[-2:]) == {"train", "validation"}, "its last loss, too"
     whole = train(
         tmp_path / "whole",

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import QUIET, assert_same_files, assert_same_run
-from support import DEVICE, run_python, tiny_books, tiny_tokenizer
+from runs import QUIET
+from support import DEVICE, tiny_books, tiny_tokenizer
 
 from dlrnn import tasks
 from dlrnn.cli import main
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, causal, from_pretrained
 from dlrnn.train import (
     RunConfig,
-    RunFolder,
+    RunDirectory,
     TaskConfig,
     from_json,
     load_best,
@@ -59,11 +59,11 @@ def run(folder, tmp_path_factory):
 
 
 def test_training_lowers_the_loss_and_keeps_the_best(run):
-    records = RunFolder.open(run).records()
+    records = RunDirectory.open(run).records()
     evaluations = [record for record in records if record["split"] == "validation"]
     assert evaluations[-1]["loss"] < 0.6 * math.log(32)
     assert evaluations[-1]["perplexity"] == pytest.approx(math.exp(evaluations[-1]["loss"]))
-    result = RunFolder.open(run).result
+    result = RunDirectory.open(run).result
     assert result["metric"] == "loss"
     assert result["best"] == min(record["loss"] for record in evaluations)
     assert (run / "tokenizer.json").read_bytes() == tiny_tokenizer()
@@ -121,55 +121,11 @@ def test_micro_batches_and_bf16_change_little(config, tmp_path, change):
     if "accumulate" in change:
         assert (plain[weights] - changed[weights]).abs().max() < 1e-5
     losses = [
-        [r["loss"] for r in RunFolder.open(tmp_path / n).records()] for n in ("plain", "changed")
+        [r["loss"] for r in RunDirectory.open(tmp_path / n).records()] for n in ("plain", "changed")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if "accumulate" in change else 0.01)
     assert losses[0] != losses[1]
     assert all(tensor.dtype == torch.float32 for name, tensor in changed.items())
-
-
-SCRIPT = """
-import os, signal, sys, time, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-import torch
-torch.set_num_threads(1)
-import lightning_fabric.strategies.model_parallel  # what a child would load first, and be killed in
-from dlrnn.train import from_json, train
-base = sys.argv[1]
-config = from_json(open(base + "/config.json").read())
-quiet = {"show": False, "writer": "none"}
-
-def child(path, resumes):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            train(path, None if resumes else config, **quiet)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-        os._exit(0)
-    return pid
-
-assert os.waitpid(child(base + "/whole", False), 0)[1] == 0
-for kill in range(2):
-    pid = child(base + "/broken", kill > 0)
-    while not (os.path.exists(base + "/broken") and any(
-        name > f"step-{20 + 25 * kill:09d}" and name.endswith("tensors") and name[0] == "s"
-        for name in os.listdir(base + "/broken"))):
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "it was over"
-assert os.waitpid(child(base + "/broken", True), 0)[1] == 0
-"""
-
-
-def test_kill_and_resume_give_the_same_bytes(config, tmp_path):
-    few = replace(config, steps=90, accumulate=2, checkpoint_every=7)
-    (tmp_path / "config.json").write_text(few.to_json())
-    run_python(SCRIPT, str(tmp_path))
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert_same_run(whole, broken)
-    assert_same_files(whole, broken, ["tokenizer.json"])
 
 
 # ---------------------------------------------------------------------------------- configuration
@@ -216,7 +172,7 @@ def test_generate_prints_the_text(run, tmp_path, capsys):
 
 def test_generate_needs_no_data_set(run, tmp_path):
     """The run directory contains the tokenizer."""
-    there = RunFolder.open(run)
+    there = RunDirectory.open(run)
     settings = json.loads((there.path / "config.json").read_text())
     settings["task"]["settings"]["folder"] = str(tmp_path / "gone")
     copy = tmp_path / "run"

@@ -9,7 +9,7 @@ import pytest
 from lightning_fabric import Fabric
 from runs import QUIET, assert_same_run, config
 
-from dlrnn.train import RunFolder, signals, train, trainer
+from dlrnn.train import RunDirectory, signals, train, trainer
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.step import TrainingStep
 
@@ -112,4 +112,4 @@ def test_a_signal_at_the_last_step_is_not_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.Trainer, "_evaluate", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
-    assert RunFolder.open(tmp_path / "run").result["steps"] == 12
+    assert RunDirectory.open(tmp_path / "run").result["steps"] == 12

@@ -1,9 +1,7 @@
 """The training loop: learning, accumulation, gradients, checks before a run begins."""
 
 import gc
-import json
 import math
-import os
 import weakref
 from dataclasses import replace
 from unittest.mock import Mock
@@ -15,10 +13,9 @@ from support import DEVICE, assert_close
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
-from dlrnn.train import RunFolder, TaskConfig, train
+from dlrnn.train import RunDirectory, TaskConfig, train
 from dlrnn.train.checkpoint import checkpoints, read_checkpoint
 from dlrnn.train.step import make_step
 
@@ -26,7 +23,7 @@ from dlrnn.train.step import make_step
 def test_a_run_learns_and_is_complete(tmp_path):
     result = train(tmp_path / "run", config(steps=300, eval_every=100), **QUIET)
     assert result["best"] > 0.9
-    records = RunFolder.open(tmp_path / "run").records()
+    records = RunDirectory.open(tmp_path / "run").records()
     losses = [r["loss"] for r in records if r["split"] == "train"]
     assert losses[-1] < 0.2 * losses[0]
     assert [r["step"] for r in records if r["split"] == "validation"] == [100, 200, 300]
@@ -314,13 +311,3 @@ def test_a_replaced_buffer_is_averaged_over_processes(monkeypatch):
     step._update(None)
     (seen,) = step.model.buffers()
     assert seen == 11, "its own 1, and what the others add"
-
-
-def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
-    def full(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*a\.json"):
-        write_whole(tmp_path / "a.json", json.dumps({}).encode())
-    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from runs import fails_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrnn.models import ModelConfig
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
 from dlrnn.train.logging import open_writer
 
 CONFIG = RunConfig(
@@ -124,7 +124,7 @@ def test_wandb_uses_the_given_id(tmp_path, monkeypatch, kept):
     """An id on disk comes first; an empty file is not an id."""
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     (tmp_path / "run").mkdir()
-    RunFolder.create(tmp_path / "run", CONFIG)
+    RunDirectory.create(tmp_path / "run", CONFIG)
     if kept is not None:
         (tmp_path / "run" / "wandb").mkdir()
         (tmp_path / "run" / "wandb" / "id").write_text(kept)

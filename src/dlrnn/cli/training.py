@@ -110,7 +110,7 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from dlrnn.train import RunFolder, train
+    from dlrnn.train import RunDirectory, train
 
     names = ("devices", "nodes", "sharded", "writer", "early_stop", "trust")
     options = {name: getattr(given, name) for name in names}
@@ -122,7 +122,7 @@ def _train(given: argparse.Namespace) -> int:
         raise ValueError(f"--resume takes no other settings than those of the run: {more}")
     else:
         path, config = given.resume, None
-    complete = config is None and RunFolder.open(path).result is not None
+    complete = config is None and RunDirectory.open(path).result is not None
     try:
         result = train(path, config, **options)
     except KeyboardInterrupt:

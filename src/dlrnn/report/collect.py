@@ -21,7 +21,7 @@ from dlrnn.report.results import (
     read_picture,
     read_snapshots,
 )
-from dlrnn.train import RunConfig, RunFolder
+from dlrnn.train import RunConfig, RunDirectory
 from dlrnn.train.early_stopping import constant_level, should_stop, stop_reason
 from dlrnn.train.evaluation import best_step
 from dlrnn.train.run_directory import CONFIG, ENVIRONMENT, RECORDS, TIMING
@@ -64,7 +64,7 @@ def collect(
     its best validation says, and has as many steps as the last one saw.
     `commit` is for a run that does not know its own.
     """
-    folder = RunFolder.open(path)
+    folder = RunDirectory.open(path)
     config, result = folder.config, folder.result
     name, origin = origin_of(folder.path, config, recipe)
     lines = folder.records()
@@ -193,7 +193,7 @@ def _examined(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | No
 
 
 def _scores(
-    folder: RunFolder, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
+    folder: RunDirectory, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
 ) -> tuple[str, dict[str, float]]:
     split, found = measured(folder, config)
     last = {each["split"]: each for each in lines}

@@ -2,12 +2,12 @@
 
 from dlrnn.train.config import RunConfig, TaskConfig, from_json, with_overrides
 from dlrnn.train.model import load_best, make_model
-from dlrnn.train.run_directory import RunFolder
+from dlrnn.train.run_directory import RunDirectory
 from dlrnn.train.trainer import train
 
 __all__ = [
     "RunConfig",
-    "RunFolder",
+    "RunDirectory",
     "TaskConfig",
     "from_json",
     "load_best",

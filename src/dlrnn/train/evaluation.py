@@ -20,7 +20,7 @@ from dlrnn.train.checkpoint import BEST, read_header
 from dlrnn.train.config import RunConfig
 from dlrnn.train.model import load_best
 from dlrnn.train.prefetch import prefetch, thread_count
-from dlrnn.train.run_directory import RunFolder
+from dlrnn.train.run_directory import RunDirectory
 from dlrnn.train.step import forward
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def scores(model: nn.Module, task: Task, batches: Iterator[Batch]) -> dict[str, 
 # ---------------------------------------------------------------------------------- a run
 
 
-def best_step(folder: RunFolder) -> int | None:
+def best_step(folder: RunDirectory) -> int | None:
     """The step of the best checkpoint so far; None if there is none."""
     if (result := folder.result) is not None:
         return int(result["best_step"])
@@ -107,7 +107,7 @@ def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
     write_whole(path / TEST, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_test(folder: RunFolder) -> dict[str, float]:
+def read_test(folder: RunDirectory) -> dict[str, float]:
     """The metrics in test.json; {} if it is missing or belongs to an older best checkpoint."""
     advice = f"`dlrnn eval {folder.path}` writes it again"
     found = folder.values(TEST, advice) or {}
@@ -132,7 +132,7 @@ def evaluate_run(
         "run": str(path),
         "split": split,
         "step": step,
-        "complete": RunFolder(path).result is not None,
+        "complete": RunDirectory(path).result is not None,
         "metrics": scores(model, task, held_out(task, config, split, where)),
         "breakdown": {},
         "pictures": [],

@@ -11,7 +11,7 @@ from dlrnn.models import push_to_hub, save_pretrained
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.train.evaluation import read_test
 from dlrnn.train.model import load_best
-from dlrnn.train.run_directory import RunFolder
+from dlrnn.train.run_directory import RunDirectory
 
 
 def export_run(
@@ -33,9 +33,9 @@ def export_run(
 
 def _results(path: Path) -> dict[str, Any]:
     """The results for the model card: the best validation, and the test if there was one."""
-    records = [each for each in RunFolder.open(path).records() if each["split"] == "validation"]
+    records = [each for each in RunDirectory.open(path).records() if each["split"] == "validation"]
     found = {"steps": records[-1]["step"]} if records else {}
-    result = RunFolder.open(path).result or {}
+    result = RunDirectory.open(path).result or {}
     names = ("task", "metric", "best", "best_step", "device", "seconds")
     found |= {name: result[name] for name in names if name in result}
-    return found | {f"test {name}": value for name, value in read_test(RunFolder(path)).items()}
+    return found | {f"test {name}": value for name, value in read_test(RunDirectory(path)).items()}

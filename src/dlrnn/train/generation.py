@@ -16,7 +16,7 @@ from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.tasks.books import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.tasks.shards import TOKENIZER
 from dlrnn.train.model import load_best
-from dlrnn.train.run_directory import RunFolder
+from dlrnn.train.run_directory import RunDirectory
 
 
 def generate_text(
@@ -36,7 +36,7 @@ def generate_text(
     """
     from tokenizers.decoders import DecodeStream
 
-    config = RunFolder.open(run).config
+    config = RunDirectory.open(run).config
     if not isinstance(config.model, LanguageConfig):
         raise ValueError(f"{run} is not a language model: it was trained on {config.task.name}")
     path = Path(run) / TOKENIZER

@@ -17,7 +17,7 @@ from dlrnn.nn.files import misfit, outline
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import BEST, load_model, model_tensors, read_checkpoint
 from dlrnn.train.config import RunConfig
-from dlrnn.train.run_directory import CONFIG, RunFolder
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
 
 def make_model(config: RunConfig, task: Task) -> nn.Module:
@@ -103,7 +103,7 @@ def load_best(path: str | Path, device: torch.device, *, trust: bool = False) ->
 
     A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
     """
-    folder = RunFolder.open(path)
+    folder = RunDirectory.open(path)
     config, best = folder.config, folder.path / BEST
     check_trusted(config, folder.path / CONFIG, trust=trust)
     tensors, counters = read_checkpoint(best)

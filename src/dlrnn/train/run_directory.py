@@ -54,7 +54,7 @@ class InUseError(ValueError):
     """Another process is training this run."""
 
 
-class RunFolder:
+class RunDirectory:
     """One run on disk."""
 
     def __init__(self, path: str | Path) -> None:
@@ -63,7 +63,7 @@ class RunFolder:
     @classmethod
     def create(
         cls, path: str | Path, config: RunConfig, files: dict[str, bytes] | None = None
-    ) -> "RunFolder":
+    ) -> "RunDirectory":
         """Write a new run; a directory that holds a trained run, or anything else, is refused.
 
         `files` are those of the task, such as a tokenizer. The caller holds the lock (`locked`).
@@ -99,7 +99,7 @@ class RunFolder:
         return untouched and {path.name for path in self.path.iterdir()} <= known
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunFolder":
+    def open(cls, path: str | Path) -> "RunDirectory":
         """An existing run."""
         path = Path(path)
         if not (path / CONFIG).is_file():

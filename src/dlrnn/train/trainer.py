@@ -39,7 +39,7 @@ from dlrnn.train.early_stopping import Evaluation, constant_level, should_stop, 
 from dlrnn.train.evaluation import Share, averaged, held_out, metric_sums
 from dlrnn.train.logging import JsonLines, RunProgress, check_writer, open_writer
 from dlrnn.train.model import check_trusted, make_model
-from dlrnn.train.run_directory import CONFIG, RECORDS, RESULT, TIMING, RunFolder
+from dlrnn.train.run_directory import CONFIG, RECORDS, RESULT, TIMING, RunDirectory
 from dlrnn.train.signals import stop_requests
 from dlrnn.train.step import (
     TrainingStep,
@@ -85,7 +85,7 @@ def train(
         trust: import a mixer outside of dlrnn that the configuration on disk names.
     """
     begins = config is not None
-    folder = RunFolder(path) if begins else RunFolder.open(path)
+    folder = RunDirectory(path) if begins else RunDirectory.open(path)
     if config is None:
         config = folder.config
         if (result := folder.result) is not None:
@@ -112,7 +112,7 @@ def train(
                 folder.check_foreign(files)
             stack.enter_context(folder.locked())
             if begins:
-                RunFolder.create(folder.path, config, files)
+                RunDirectory.create(folder.path, config, files)
             else:
                 folder.note_environment(anew=not checkpoints(folder.path))
         fabric.barrier()
@@ -161,7 +161,7 @@ class Trainer:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: RunDirectory,
         config: RunConfig,
         fabric: "Fabric",
         task: Task,

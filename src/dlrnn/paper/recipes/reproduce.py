@@ -22,7 +22,7 @@ from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.rows import Row, make_row, markdown, numbers
 from dlrnn.paper.recipes.scale import Scale
 from dlrnn.tasks import TASKS
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
 from dlrnn.train.run_directory import CONFIG
 
 
@@ -123,7 +123,7 @@ def _complete(config: RunConfig, path: Path, how: dict[str, Any]) -> None:
     begun = (path / CONFIG).is_file()
     if begun:
         check_folder(path, config)
-    if not begun or RunFolder.open(path).result is None:
+    if not begun or RunDirectory.open(path).result is None:
         _require_set(config.task)
         train(path, None if begun else config, **how)
     score_best(path, how["device"])

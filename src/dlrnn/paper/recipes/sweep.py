@@ -27,7 +27,7 @@ from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.checkpoint import checkpoints, step_of
-from dlrnn.train.run_directory import CONFIG, RunFolder
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
 IN_USE = "in use by another process"
 
@@ -109,7 +109,7 @@ def _command(run: Wanted, settings: list[str]) -> list[str] | None:
         seed = str(run.config.seed)
         return [*own, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
     check_folder(run.path, run.config)
-    if RunFolder.open(run.path).result is not None:
+    if RunDirectory.open(run.path).result is not None:
         return None
     return [*own, "--resume", str(run.path), *_trust(run)]
 
