@@ -1,6 +1,7 @@
 """A configuration that exists can be built; one that cannot is one sentence."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -38,50 +39,20 @@ def test_options_are_not_shared_with_the_caller():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"mixer": "dlrr"}, "there is no mixer 'dlrr': did you mean 'dlr'?"),
-        (
-            {"mixer": "Attention_FF"},
-            "there is no mixer 'Attention_FF': did you mean 'attention-ff'?",
-        ),
-        (
-            {"mixer": "qwx"},
-            "there is no mixer 'qwx': it can be dlr, dss, s4d, s4, sgconv, attention,",
-        ),
+        ({"mixer": "dlrr"}, "there is no mixer 'dlrr': did you mean 'dlr'"),
+        ({"mixer": "Attention_FF"}, "did you mean 'attention-ff'"),
+        ({"mixer": "qwx"}, "no mixer 'qwx': it can be dlr, dss, s4d, s4, sgconv, attention,"),
         ({"mixer": 3}, "mixer must be a name or an import path, not 3"),
-        (
-            {"mixer": "nowhere.MyLayer"},
-            "the mixer 'nowhere.MyLayer' cannot be imported: No module named 'nowhere'",
-        ),
-        (
-            {"mixer": "dlrnn.nn.DLRR"},
-            "the mixer 'dlrnn.nn.DLRR' cannot be imported: module 'dlrnn.nn' has no attribute",
-        ),
-        (
-            {"mixer": "dlrnn.ops.vandermonde"},
-            "the mixer 'dlrnn.ops.vandermonde' must be a class of torch modules",
-        ),
-        (
-            {"mixer": "collections.OrderedDict"},
-            "the mixer 'collections.OrderedDict' must be a class of torch modules",
-        ),
-        ({"mixer_options": {}}, "the mixer 'dlr' needs the option d_state in mixer_options"),
-        (
-            {"mixer_options": {"d_stat": 6}},
-            "the mixer 'dlr' has no option 'd_stat': did you mean 'd_state'?",
-        ),
-        (
-            {"mixer_options": STATES | {"zzz": 6}},
-            "the mixer 'dlr' has no option 'zzz': it can be d_state, bidirectional, cast,",
-        ),
-        (
-            {"mixer_options": STATES | {"d_model": 6}},
-            "d_model is set for the model, not in mixer_options",
-        ),
-        (
-            {"mixer": "attention", "mixer_options": {"chunk": 6}},
-            "the mixer 'attention' has no option 'chunk': it can be heads, bidirectional,",
-        ),
-        ({"mixer_options": None}, "mixer_options must be a dict, not a NoneType"),
+        ({"mixer": "nowhere.MyLayer"}, "'nowhere.MyLayer' cannot be imported: No module"),
+        ({"mixer": "dlrnn.nn.DLRR"}, "'dlrnn.nn.DLRR' cannot be imported: module 'dlrnn.nn'"),
+        ({"mixer": "dlrnn.ops.vandermonde"}, "must be a class of torch modules"),
+        ({"mixer": "collections.OrderedDict"}, "must be a class of torch modules"),
+        ({"mixer_options": {}}, "'dlr' needs the option d_state"),
+        ({"mixer_options": {"d_stat": 6}}, "no option 'd_stat': did you mean 'd_state'"),
+        ({"mixer_options": STATES | {"zzz": 6}}, "no option 'zzz': it can be d_state, bidirec"),
+        ({"mixer_options": STATES | {"d_model": 6}}, "d_model is set for the model"),
+        ({"mixer": "attention", "mixer_options": {"chunk": 6}}, "no option 'chunk': it can be h"),
+        ({"mixer_options": None}, "mixer_options must be a dict"),
         ({"d_model": 0}, "d_model must be a whole number of at least 1, not 0"),
         ({"layers": 1.5}, "layers must be a whole number of at least 1, not 1.5"),
         ({"norm": "both"}, "norm must be one of pre, post, not 'both'"),
@@ -90,9 +61,8 @@ def test_options_are_not_shared_with_the_caller():
     ids=str,
 )
 def test_wrong_arguments_raise(arguments, sentence, unchecked):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         ModelConfig(**{"mixer": "dlr", "mixer_options": STATES, **arguments}).make_mixer()
-    assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from streaming import assert_streams
 from support import DEVICE, assert_close, gradients
 from torch import nn
 from torch.nn import functional as F
@@ -146,17 +147,7 @@ def test_only_the_top_router_is_not_causal():
 
 @pytest.mark.parametrize("options", STREAMS, ids=lambda o: "-".join(map(str, o.values())))
 def test_whole_equals_chunks_equals_steps(options):
-    model, tokens = make(**options), words(2, 30)
-    whole, state, outputs = model(tokens), None, []
-    for chunk in tokens[:, :20].split([1, 6, 13], dim=1):
-        y, state = model(chunk, state=state, return_state=True)
-        outputs.append(y)
-    assert_close(model(tokens[:, 20:], state=state), whole[:, 20:], 1e-10)
-    for token in tokens[:, 20:].unbind(1):
-        y, state = model.step(token, state)
-        outputs.append(y[:, None])
-    assert_close(torch.cat(outputs, dim=1), whole, 1e-10)
-    assert_close(model.step(tokens[:, 0], model.initial_state(2))[0], whole[:, 0], 1e-10)
+    assert_streams(make(**options), words(2, 30))
 
 
 @pytest.mark.parametrize("router", ["top", "threshold"])

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from streaming import assert_streams
 from support import DEVICE, assert_close
 from torch import nn
 from torch.nn import functional as F
@@ -221,17 +222,7 @@ def test_pair_model_equals_its_definition():
 
 @pytest.mark.parametrize("config", SMALL, ids=shown)
 def test_whole_equals_chunks_equals_steps(config):
-    model, x = make(config), random(2, 30, 3)
-    whole, state, outputs = model(x), None, []
-    for chunk in x[:, :20].split([1, 6, 13], dim=1):
-        y, state = model(chunk, state=state, return_state=True)
-        outputs.append(y)
-    assert_close(model(x[:, 20:], state=state), whole[:, 20:], 1e-10)
-    for x_t in x[:, 20:].unbind(1):
-        y, state = model.step(x_t, state)
-        outputs.append(y[:, None])
-    assert_close(torch.cat(outputs, dim=1), whole, 1e-10)
-    assert_close(model.step(x[:, 0], model.initial_state(2))[0], whole[:, 0], 1e-10)
+    assert_streams(make(config), random(2, 30, 3))
 
 
 def test_states_of_a_padded_batch_equal_those_of_single_sequences():
