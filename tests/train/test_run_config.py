@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from runs import QUIET, TEXTS, Own, config, own_mixer
@@ -26,9 +27,13 @@ def test_learning_rate_schedules():
     assert config(schedule="cosine").rate(0) == 1
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_configuration_survives_json():
-    run = config(kernel_lr=1e-5, clip=1.0)
+    tuples = TaskConfig("shift", {"length": 16, "other": (1, 2)})
+    run = config(kernel_lr=np.float64(1e-5), clip=1, task=tuples)
     assert from_json(run.to_json()) == run
+    assert type(run.kernel_lr) is type(run.clip) is float
+    assert run.task.settings["other"] == [1, 2], "as a resumed run reads it"
     with pytest.raises(ValueError, match="stepps"):
         from_json(json.dumps({**json.loads(run.to_json()), "stepps": 3}))
     with pytest.raises(ValueError, match="is not JSON"):

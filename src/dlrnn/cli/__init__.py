@@ -92,7 +92,7 @@ def _prepare(*, is_command: bool) -> None:
 def _import_torch() -> None:
     """Import torch, which a KeyboardInterrupt can break: meanwhile Ctrl-C ends the process at once.
 
-    A handler that somebody else installed stays.
+    A handler other than Python's default stays.
     """
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():

@@ -110,7 +110,7 @@ def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
             parse_constant=float if nan else _finite,
             object_pairs_hook=_mapping,
         )
-        _check_plain(value, DEEPEST)
+        _check_content(value, DEEPEST)
     except RecursionError:
         raise ValueError(f"{where} is not usable: it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -150,7 +150,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_plain(value: Any, depth: int) -> None:
+def _check_content(value: Any, depth: int) -> None:
     """Raise for control characters, keys that could name a class, and deep nesting."""
     if isinstance(value, str):
         if not is_printable(value):
@@ -166,9 +166,9 @@ def _check_plain(value: Any, depth: int) -> None:
                 raise ValueError(
                     f"it has the key {name!r}, and a file must not name a class to make"
                 )
-            _check_plain(name, depth - 1)
+            _check_content(name, depth - 1)
     for each in value.values() if isinstance(value, dict) else value:
-        _check_plain(each, depth - 1)
+        _check_content(each, depth - 1)
 
 
 # ---------------------------------------------------------------------------------- schemas
@@ -192,7 +192,7 @@ def fit(value: Any, kind: Any, where: str) -> Any:
     if outer is list and isinstance(value, list):
         return [fit(each, inner[0], f"{where}[{k}]") for k, each in enumerate(value)]
     is_choice = outer is Literal and isinstance(value, str) and value in inner
-    is_number = kind is float and type(value) is int
+    is_number = kind is float and (type(value) is int or isinstance(value, float))
     if kind is Any or is_choice or is_number or type(value) is kind:
         return float(value) if is_number else value
     raise ValueError(f"{where} must be {expected(kind)}, not {_shown(value)}")
@@ -357,19 +357,19 @@ def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str
             f"{path} is damaged or is not a safetensors file: its header is not JSON"
         ) from None
     pieces = [start, header]
-    if (told := metadata.get(DIGEST)) is None:
+    if (stored := metadata.get(DIGEST)) is None:
         digest = None
     else:
-        mark = f'"{DIGEST}":"{told}"'.encode()
-        if not re.fullmatch(r"[0-9a-f]{64}", told) or header.count(mark) != 1:
+        mark = f'"{DIGEST}":"{stored}"'.encode()
+        if not re.fullmatch(r"[0-9a-f]{64}", stored) or header.count(mark) != 1:
             raise ValueError(f"{path} is damaged: its header holds no SHA-256")
-        digest = hashlib.sha256(start + header.replace(told.encode(), _BLANK.encode(), 1))
+        digest = hashlib.sha256(start + header.replace(stored.encode(), _BLANK.encode(), 1))
     while piece := file.read(2**20) if keep or digest else b"":
         if digest is not None:
             digest.update(piece)
         if keep:
             pieces.append(piece)
-    if digest is not None and digest.hexdigest() != told:
+    if digest is not None and digest.hexdigest() != stored:
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in its header")
     return dict(metadata), b"".join(pieces) if keep else b""
 

@@ -75,8 +75,8 @@ class RunDirectory:
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another --out")
             if (folder.path / CONFIG).exists():
-                go_on = f"go on with `dlrnn train --resume {path}`, or choose another --out"
-                raise ValueError(f"{path} holds a run that was stopped; {go_on}")
+                advice = f"continue it with `dlrnn train --resume {path}`, or choose another --out"
+                raise ValueError(f"{path} holds a run that was stopped; {advice}")
             raise ValueError(f"{path} is not empty; choose another --out")
         for name, content in files.items():
             write_whole(folder.path / name, content)
@@ -191,7 +191,7 @@ class RunDirectory:
         for each in found:
             if metric not in each:
                 where = f"{self.path / RECORDS}, step {each['step']}"
-                raise ValueError(f"{where}: a validation has {metric}, and this one has not")
+                raise ValueError(f"{where}: the validation has no {metric}")
         return found
 
     @contextlib.contextmanager
