@@ -158,6 +158,15 @@ class Done(NamedTuple):
         return found
 
 
+def assert_refused(outcome: Done, *names: object) -> None:
+    """The command ended in one sentence that has these names, and did nothing forbidden."""
+    assert outcome.status == 2, outcome
+    assert not outcome.faults()
+    assert outcome.err.count("\n") == 1, outcome.err
+    for name in names:
+        assert str(name) in outcome.err
+
+
 def is_control(character: str) -> bool:
     """Whether a terminal may act on it: C0, C1, DEL, bidirectional and other format controls."""
     return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import EVERYTHING, WHERE, command_line, make_run, run_command, stop
+from hostile import EVERYTHING, WHERE, assert_refused, command_line, make_run, run_command, stop
 
 from dlrnn.models import from_pretrained
 from dlrnn.train import load_best
@@ -61,14 +61,14 @@ def flips(content, share=1):
         yield end + k * size // TENSOR_FLIPS, k % 8
 
 
-def failures_of(path, reads, told_by, share=1):
-    """A line for each flip that `reads` does not handle as `told_by` requires."""
+def failures_of(path, reads, check, share=1):
+    """A line for each flip that `reads` does not handle as `check` requires."""
     content, failures, count = path.read_bytes(), [], 0
     end = header_end(content)
     for byte, bit in flips(content, share):
         count += 1
         with flipped(path, byte, bit):
-            wrong = told_by(reads)
+            wrong = check(reads)
         if wrong:
             around = content[max(0, byte - 12) : byte + 12] if byte < end else "tensors"
             failures.append(f"byte {byte}, bit {bit} ({around}): {wrong}")
@@ -190,9 +190,11 @@ def test_commands_refuse_a_flipped_file(command, trained, language, tmp_path):
     before = (run / "records.jsonl").read_bytes()
     for byte, bit in some(path.read_bytes(), 8 if command == "generate" else 16):
         with flipped(path, byte, bit):
-            told = run_command(arguments)
-        if told.status != 2 or path.name not in told.err or told.faults():
-            failures.append(f"byte {byte}, bit {bit}: {told.status}, {told.err}, {told.faults()}")
+            outcome = run_command(arguments)
+        if outcome.status != 2 or path.name not in outcome.err or outcome.faults():
+            failures.append(
+                f"byte {byte}, bit {bit}: {outcome.status}, {outcome.err}, {outcome.faults()}"
+            )
     assert not failures, "\n".join(failures)
     assert not (tmp_path / "out").exists()
     assert (run / "records.jsonl").read_bytes() == before
@@ -220,7 +222,7 @@ def one_bit(share):
 
 
 def without_digests(content):
-    """Remove what the header says about the file's own content, as a forger would."""
+    """Remove what the header says about the file's content, as a forger would."""
     end = header_end(content)
     header = json.loads(content[8:end])
     header["__metadata__"] = {"dlrnn_run": '{"step": 6, "records": 0}'}
@@ -255,12 +257,12 @@ def test_resume_uses_the_older_checkpoint_and_ends_the_same(damage, printed, tra
     (run / "result.json").unlink()
     path = run / NEWEST
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    told = run_command(
+    outcome = run_command(
         ["train", "--resume", run, *WHERE, *([printed] if printed else [])], seconds=60
     )
-    assert told.status == 0, told
-    assert not told.faults()
-    assert NEWEST in "".join((told.err if printed else told.text).split()), "not named"
+    assert outcome.status == 0, outcome
+    assert not outcome.faults()
+    assert NEWEST in "".join((outcome.err if printed else outcome.text).split()), "not named"
     for name in ("records.jsonl", NEWEST, BEST, "config.json"):
         assert (run / name).read_bytes() == (trained / name).read_bytes(), name
     results = [json.loads((each / "result.json").read_text()) for each in (run, trained)]
@@ -302,10 +304,8 @@ def test_another_configuration_under_the_weights_is_refused(
     if command == "resume":
         stop(run)
     before = {each.name: each.read_bytes() for each in run.iterdir() if each.suffix != ".json"}
-    told = run_command(command_line(command, run, tmp_path / "out"))
-    assert told.status == 2
-    assert not told.faults()
-    assert str(run) in told.err
+    outcome = run_command(command_line(command, run, tmp_path / "out"))
+    assert_refused(outcome, run)
     assert not (tmp_path / "out").exists()
     after = {name: (run / name).read_bytes() for name in before if name != "lock"}
     assert after == {name: content for name, content in before.items() if name != "lock"}
@@ -317,10 +317,7 @@ def test_generate_refuses_another_configuration_under_the_weights(language, tmp_
         config = json.loads((run / "config.json").read_text())
         config["model"][name] = value
         (run / "config.json").write_text(json.dumps(config))
-        told = run_command(command_line("generate", run, tmp_path))
-        assert told.status == 2
-        assert not told.faults()
-        assert str(run) in told.err
+        assert_refused(run_command(command_line("generate", run, tmp_path)), run)
 
 
 def test_weights_of_another_export_are_refused(made, tmp_path):

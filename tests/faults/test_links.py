@@ -16,6 +16,7 @@ from hostile import (
     SMALL,
     WHERE,
     as_recipe,
+    assert_refused,
     command_line,
     run_command,
     stop,
@@ -81,8 +82,8 @@ def made(trained, tmp_path_factory):
         ["data", "build", "listops", "--samples", "6", "--workers", "1", "--out", base / "set"],
         ["results", "add", run, "--into", base / "results"],
     ):
-        told = run_command(command, seconds=60)
-        assert told.status == 0, told
+        outcome = run_command(command, seconds=60)
+        assert outcome.status == 0, outcome
     stale = json.loads((run / "environment.json").read_text()) | {"torch": "0"}
     (run / "environment.json").write_text(json.dumps(stale))  # so that it is written again
     return base
@@ -159,8 +160,8 @@ def test_without_links_every_command_writes(command, made, base, monkeypatch):
     if command == "reproduce":
         as_recipe(Path(shutil.copytree(made / "run", work / RUN_IN_SWEEP)))
     began = time.time_ns()
-    told = run_command(arguments, seconds=60)
-    assert told.status == (1 if command == "sweep" else 0), told  # echo trains nothing
+    outcome = run_command(arguments, seconds=60)
+    assert outcome.status == (1 if command == "sweep" else 0), outcome  # echo trains nothing
     for name in WRITTEN[command]:
         assert (work / name).stat().st_mtime_ns > began - 10**9, name
 
@@ -195,13 +196,13 @@ def test_nothing_is_written_through_a_link(command, place, kind, made, base, mon
     outside = base / "outside"
     plant(where, kind, outside)
     before = tree(outside)
-    told = run_command(arguments, seconds=15, fifo=where if kind == "pipe" else None)
+    outcome = run_command(arguments, seconds=15, fifo=where if kind == "pipe" else None)
     assert tree(outside) == before, "something outside the folder was written"
-    faults = [each for each in told.faults() if not each.startswith("event subprocess.Popen")]
-    assert not faults, told
-    assert told.status in ((0, 1, 2) if command == "sweep" else (0, 2)), told
-    if told.status == 2:
-        assert str(work) in told.text, "neither the file nor the folder is named"
+    faults = [each for each in outcome.faults() if not each.startswith("event subprocess.Popen")]
+    assert not faults, outcome
+    assert outcome.status in ((0, 1, 2) if command == "sweep" else (0, 2)), outcome
+    if outcome.status == 2:
+        assert str(work) in outcome.text, "neither the file nor the folder is named"
 
 
 FOLDERS = [
@@ -221,10 +222,10 @@ def test_nothing_is_written_into_a_linked_folder(command, name, made, base, monk
     outside = base / "outside"
     (work / name).symlink_to(outside, target_is_directory=True)
     before = tree(outside)
-    told = run_command(arguments, seconds=60)
+    outcome = run_command(arguments, seconds=60)
     assert tree(outside) == before, "something outside the folder was written"
-    assert not told.faults(), told
-    assert told.status in (0, 2), told
+    assert not outcome.faults(), outcome
+    assert outcome.status in (0, 2), outcome
 
 
 def fake_wandb():
@@ -243,8 +244,8 @@ def test_a_run_in_a_linked_folder_of_the_users_is_used(command, made, base):
     moved = base / "scratch"
     work.rename(moved)
     work.symlink_to(moved, target_is_directory=True)
-    told = run_command(arguments, seconds=60)
-    assert told.status == 0, told
+    outcome = run_command(arguments, seconds=60)
+    assert outcome.status == 0, outcome
     assert Path(work).is_symlink()
 
 
@@ -261,7 +262,5 @@ def test_a_config_that_is_no_file_is_refused(command, kind, made, base):
     else:
         path.symlink_to("/dev/zero")
     arguments = command_line(command, run, base / "out")
-    told = run_command(arguments, fifo=path if kind == "pipe" else None)
-    assert told.status == 2, told
-    assert not told.faults()
-    assert "config.json" in told.err
+    outcome = run_command(arguments, fifo=path if kind == "pipe" else None)
+    assert_refused(outcome, "config.json")

@@ -77,7 +77,7 @@ def test_every_name_is_a_mixer(name):
     assert mixer_class(name) is getattr(mixers, MIXERS[name].removeprefix("dlrnn.nn."))
 
 
-# ---------------------------------------------------------------------------------- one's own
+# ---------------------------------------------------------------------------------- a user's mixer
 
 MY_LAYER = """
 import torch

@@ -150,7 +150,7 @@ def test_values_that_are_not_json_raise(tmp_path, unchecked):
 
 
 def test_loading_imports_nothing_untrusted(tmp_path, monkeypatch):
-    """A mixer of one's own: its module is imported by who trusts it, not by a file."""
+    """A user's mixer: its module is imported only with `trust`."""
     (tmp_path / "own_layer.py").write_text(
         "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
         "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
@@ -244,7 +244,7 @@ def test_wrong_names_and_models_raise(hub, tmp_path):
         said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
     )
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # a run's own
+    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # that of a run
     assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something else")
     assert (tmp_path / "run" / "config.json").read_text() == '{"task": {}, "model": {}}'
     assert said(from_pretrained, "no/body") == (

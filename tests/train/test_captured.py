@@ -38,10 +38,10 @@ def run_of(name):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_captured_step_equals_an_eager_one(name, tmp_path, monkeypatch):
     train(tmp_path / "captured", run_of(name), **QUIET)
-    own = TrainingStep.__init__
+    original = TrainingStep.__init__
 
     def eager(self, *arguments):
-        own(self, *arguments)
+        original(self, *arguments)
         self._capture = False
 
     monkeypatch.setattr(TrainingStep, "__init__", eager)

@@ -78,11 +78,11 @@ def test_an_operation_without_a_deterministic_kernel_is_named(before):
 @pytest.mark.filterwarnings("ignore:.*defaults to a non-deterministic algorithm:UserWarning")
 @pytest.mark.parametrize("wanted", [True, False])
 def test_every_step_of_a_run_has_the_mode(wanted, before, tmp_path, monkeypatch):
-    own, seen = TrainingStep.__call__, set()
+    original, seen = TrainingStep.__call__, set()
 
     def step(self, *arguments):
         seen.add(mode())
-        own(self, *arguments)
+        original(self, *arguments)
 
     monkeypatch.setattr(TrainingStep, "__call__", step)
     train(tmp_path / "run", replace(RUN, steps=3, deterministic=wanted), **QUIET)

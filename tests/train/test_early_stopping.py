@@ -24,7 +24,7 @@ def test_a_constant_metric_may_stop():
     assert not should_stop([*ones[:-1], (8, math.nan)], 8, 16)
     assert should_stop([(step, -0.004) for step, _ in noughts], 8, 16), "below 0 is chance"
     for last in (-0.006, 0.0025):
-        assert not should_stop([*noughts[:-1], (8, last)], 8, 16), "it creeps up, or breaks"
+        assert not should_stop([*noughts[:-1], (8, last)], 8, 16), "the last value is outside"
     for value in (0.989, 1.001):
         assert not should_stop([(step, value) for step, _ in ones], 8, 16)
 

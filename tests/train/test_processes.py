@@ -21,10 +21,10 @@ from dlrnn.train import early_stopping, from_json, train, trainer
 from dlrnn.train.checkpoint import checkpoints, save_checkpoint
 from dlrnn.train.step import TrainingStep
 
-own, rank = TrainingStep.__call__, int(os.environ["RANK"])
+original, rank = TrainingStep.__call__, int(os.environ["RANK"])
 
 def asked_in_step_7(self, step, batches):
-    own(self, step, batches)
+    original(self, step, batches)
     if step == 7 and rank == 1:
         for _ in range(2):  # as from `timeout`
             os.kill(os.getpid(), signal.SIGTERM)
@@ -52,7 +52,7 @@ for path, config, sharded in json.loads(sys.argv[1]):
         train(path, config, **how)
         raise AssertionError("the signal was ignored")
     except KeyboardInterrupt:
-        TrainingStep.__call__, trainer.save_checkpoint = own, save_checkpoint
+        TrainingStep.__call__, trainer.save_checkpoint = original, save_checkpoint
     if rank == 1:  # it must not exit before all files are written
         left = [each.name for each in checkpoints(pathlib.Path(path))]
         (pathlib.Path(path) / "left.json").write_text(json.dumps(left))

@@ -140,7 +140,7 @@ def test_json_lines_are_truncated_on_resume(tmp_path):
     again = JsonLines(path, None)
     again.append({"a": 4})
     again.close()
-    assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "a line of its own"
+    assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "on a new line"
 
 
 def test_unreadable_records_are_named(tmp_path):

@@ -60,8 +60,10 @@ def test_accumulation_equals_the_whole_batch(tmp_path):
 
 def test_held_kernels_are_computed_once(monkeypatch):
     layer, calls = DLR(3, 4).double(), []
-    own = DLR._kernel
-    monkeypatch.setattr(DLR, "_kernel", lambda self, length: calls.append(1) or own(self, length))
+    original = DLR._kernel
+    monkeypatch.setattr(
+        DLR, "_kernel", lambda self, length: calls.append(1) or original(self, length)
+    )
     parts = torch.randn(3, 2, 10, 3, dtype=torch.float64)
     layer(parts.flatten(0, 1)).square().sum().backward()
     expected = [p.grad.clone() for p in layer.parameters()]

@@ -32,7 +32,7 @@ class Run:
     def __init__(self, **about):
         self.path = Path(about["dir"]) / "sent.jsonl"
         self.step = 0
-        if self.path.exists():  # it goes on after what it has
+        if self.path.exists():  # a resumed run continues after its last step
             lines = self.path.read_text().splitlines()
             self.step = max(json.loads(line)[0] for line in lines) + 1
         self.write(self.step, about)
