@@ -70,8 +70,8 @@ def test_a_failed_save_keeps_the_old_model(tmp_path, unchecked):
     for wrong, sentence in (
         ({"tokenizer": "tokenizer.json"}, "tokenizer must be the bytes of a tokenizer.json"),
         ({"results": [1]}, "results must be values by name, not a list"),
-        ({"run": {"lr": torch.ones(1)}}, "what is to be written is no text or no JSON"),
-        ({"results": {"a\udc80": 1}}, "what is to be written is no text or no JSON"),
+        ({"run": {"lr": torch.ones(1)}}, "cannot be written as JSON"),
+        ({"results": {"a\udc80": 1}}, "cannot be written as JSON"),
     ):
         with pytest.raises(ValueError, match=sentence):
             save_pretrained(DLR(2, 3), folder, **wrong)
@@ -108,7 +108,7 @@ def test_an_interrupted_save_may_be_repeated(at, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["model.safetensors", "notes.txt", "README.md"])
 def test_folders_with_other_files_are_refused(name, tmp_path):
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds something other"):
         save_pretrained(DLR(2, 2), tmp_path)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"mine")]
 
@@ -116,7 +116,7 @@ def test_folders_with_other_files_are_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"options": [1]}, "describes no model"),
+        ({"options": [1]}, "does not describe a model"),
         (
             {"model": "SequenceModel", "options": {"config": {"mixer": "json.tool.X"}}},
             "json.tool.X.*--trust",
@@ -238,14 +238,14 @@ def test_wrong_names_and_models_raise(hub, tmp_path):
     (tmp_path / "mine" / "file").touch()
     layer = DLR(2, 2)
     assert said(save_pretrained, layer, tmp_path / "mine") == (
-        "X/mine holds something else than a model; choose another folder"
+        "X/mine holds something other than a model; choose another folder"
     )
     assert (
         said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
     )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # that of a run
-    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something else")
+    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something other")
     assert (tmp_path / "run" / "config.json").read_text() == '{"task": {}, "model": {}}'
     assert said(from_pretrained, "no/body") == (
         "there is no folder no/body, and the Hub does not give it: offline: no address found"

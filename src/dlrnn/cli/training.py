@@ -65,11 +65,7 @@ def add(commands: Any) -> None:
     )
     again.add_argument("table", metavar="TABLE", help="table1 ... table6")
     again.add_argument("--only", metavar="TASK/MODEL", help="only these cells, e.g. shift/dlr-1")
-    again.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
-    again.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
-    _early_stop(again)
-    _scale(again)
-    device_option(again)
+    _several_runs(again)
 
     sweep = command(commands, "sweep", _sweep, "train many recipes and seeds in several processes")
     sweep.set_defaults(takes_overrides=True)
@@ -79,13 +75,17 @@ def add(commands: Any) -> None:
         " dlrnn sweep 'table1/*/dlr-1' --scale tiny --model.mixer my_package.MyLayer"
     )
     sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help=f"names, or {some}")
-    sweep.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
     sweep.add_argument("--jobs", type=count, default=1, help="number of parallel processes")
     sweep.add_argument("--slurm", metavar="PARTITION", help="submit to Slurm instead")
-    sweep.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
-    _early_stop(sweep)
-    _scale(sweep)
-    device_option(sweep)
+    _several_runs(sweep)
+
+
+def _several_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _early_stop(parser)
+    _scale(parser)
+    device_option(parser)
 
 
 def _scale(parser: argparse.ArgumentParser) -> None:

@@ -241,7 +241,7 @@ def _card(
     lines += ["", "```python", "from dlrnn.models import from_pretrained", ""]
     lines += ['model = from_pretrained("owner/name")  # or this folder', "```", ""]
     if writes and options["experts"] > 1 and options["router"] == "top":
-        note = "Experts are chosen over whole sequences, which is not causal; to generate, use"
+        note = "Experts are chosen over whole sequences, which looks ahead; to write, take"
         lines += [f"{note} `dlrnn.models.causal(model)`.", ""]
     if results:
         lines += ["## Results", "", "| | |", "|---|---|"]
