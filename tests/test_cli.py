@@ -1,6 +1,7 @@
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ from support import run_python
 
 from dlrnn import DLR
 from dlrnn.bench.measure import require_right
-from dlrnn.cli import main
+from dlrnn.cli import COMMANDS, main
 from dlrnn.common.untrusted import seal
 from dlrnn.nn import load_layers, save_model
 from dlrnn.ops.backends import BACKENDS
@@ -24,7 +25,7 @@ from dlrnn.ops.backends import BACKENDS
 def test_help_is_fast_and_does_not_import_torch():
     code = """
 import sys, time
-from dlrnn.cli import main
+from dlrnn.cli import COMMANDS, main
 try: main(["--help"])
 except SystemExit as leaving: assert leaving.code == 0
 assert not {"torch", "numpy", "rich"} & set(sys.modules)
@@ -35,7 +36,22 @@ print(time.process_time())  # waiting for others does not count
     assert float(seconds) < 1
 
 
-def test_doctor_proves_every_op(capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_module_that_the_table_names(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    assert leaving.value.code == 0
+    assert f"usage: dlrnn {command}" in capsys.readouterr().out
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_doctor_checks_every_op(capsys):
     assert main(["doctor", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["environment"]["torch"] == torch.__version__
@@ -46,7 +62,7 @@ def test_doctor_proves_every_op(capsys):
     assert "vandermonde_adjoint" in capsys.readouterr().out
 
 
-def test_doctor_sees_a_broken_op(capsys, monkeypatch):
+def test_doctor_reports_a_broken_op(capsys, monkeypatch):
     monkeypatch.setattr("dlrnn.ops.convolution", lambda u, kernel: 1.001 * u)
     assert main(["doctor", "--device", "cpu"]) == 1
     assert "FAILED" in capsys.readouterr().out
@@ -74,21 +90,21 @@ def test_bench_gives_no_number_on_red(capsys, monkeypatch):
         assert captured.out == ""
 
 
-def test_bench_notices_an_error_that_every_precision_has(capsys, monkeypatch):
+def test_bench_reports_an_error_of_every_precision(capsys, monkeypatch):
     only_first = lambda u, right, left=None: u * right[:, 0]  # noqa: E731
     monkeypatch.setattr(sys.modules["dlrnn.ops.mixing"], "convolution", only_first)
     assert main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"]) == 1
     assert "no number on red" in capsys.readouterr().err
 
 
-def test_bench_step_notices_a_wrong_step(capsys, monkeypatch):
+def test_bench_step_reports_a_wrong_step(capsys, monkeypatch):
     step = DLR.step
     monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
     assert main(["bench", "step", "--d-state", "4", "--steps", "20", "--device", "cpu"]) == 1
     assert "no number on red" in capsys.readouterr().err
 
 
-def test_nan_is_red():
+def test_nan_fails_the_accuracy_check():
     with pytest.raises(RuntimeError, match="no number on red: errors above 1e-05: x nan"):
         require_right({"y": 0.0, "x": float("nan")}, 1e-5)
 
@@ -101,7 +117,7 @@ def test_bench_of_the_smallest_size(capsys, case):
     assert "NaN" not in capsys.readouterr().out
 
 
-def test_bench_memory_sees_what_the_listing_allocates():
+def test_bench_measures_the_memory_of_the_listing():
     from dlrnn.bench.layer import bench_layer
 
     result = bench_layer(batch=1, d_model=4, d_state=256, length=2048, device="cpu", repeats=1)
@@ -120,7 +136,7 @@ def test_bench_kernel(capsys):
 
 
 def test_bench_tables(capsys, monkeypatch):
-    """A step of each model beside DLR's, and the paper's; the page reads what is written."""
+    """Steps of all models relative to DLR and to the paper; the report reads the output."""
     tables = importlib.import_module("dlrnn.bench.tables")
     monkeypatch.setattr(tables, "loop_overhead", lambda: None)
     cost = {"dlr": 2.0, "dss": 3.0, "attention": 8.0, "local-attention": 10.0}
@@ -154,7 +170,7 @@ def test_bench_tables_has_attention_in_bf16_on_a_gpu(monkeypatch):
 
 
 def test_bench_lengths(capsys, monkeypatch):
-    """Every mixer at every length; one that is wrong has no time."""
+    """Every mixer is timed at every length, except one with a wrong result."""
     lengths = importlib.import_module("dlrnn.bench.cases")
     wide = lengths.PEERS["attention"]._replace(up_to=8)
     monkeypatch.setitem(lengths.PEERS, "attention", wide)
@@ -180,7 +196,7 @@ def test_bench_lengths(capsys, monkeypatch):
 
 
 class Wrong(torch.nn.Linear):
-    """Right in float64 only."""
+    """A mixer that is right in float64 only."""
 
     def __init__(self, channels):
         super().__init__(channels, channels)
@@ -190,7 +206,7 @@ class Wrong(torch.nn.Linear):
 
 
 def test_bench_lengths_in_bf16():
-    """As on a GPU: attention is checked with another tolerance."""
+    """Attention in bf16, as on a GPU, has another tolerance."""
     lengths = importlib.import_module("dlrnn.bench.cases")
     torch.manual_seed(0)
     layer, x, dy = lengths.Attention(16), torch.randn(1, 50, 16), torch.randn(1, 50, 16)
@@ -263,7 +279,7 @@ def test_check_of_a_layer_that_gives_zeros(tmp_path, capsys):
     assert "NaN" not in capsys.readouterr().out
 
 
-def test_check_sees_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
+def test_check_reports_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
     save_model(DLR(4, 6), tmp_path / "model.safetensors")
     step = DLR.step
     monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
@@ -272,8 +288,8 @@ def test_check_sees_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"glu": True}, {"project": False}, {"real": True}], ids=str)
-def test_layers_come_back_from_plain_files_too(tmp_path, options):
-    """A state_dict that somebody saved without us: options are read off the shapes."""
+def test_layers_are_read_from_a_state_dict_file(tmp_path, options):
+    """The options of a layer follow from the shapes of its state_dict."""
     layer = DLR(4, 6, kernel_length=5, **options)
     path = tmp_path / "plain.safetensors"
     save_file(layer.state_dict(), path)
@@ -283,7 +299,7 @@ def test_layers_come_back_from_plain_files_too(tmp_path, options):
 
 
 def test_any_model_can_be_saved(tmp_path):
-    """Tied weights, a shared layer, weights that are views; a mode that others can read."""
+    """Tied weights, a shared layer, weights that are views; the file has the usual permissions."""
     layer = DLR(4, 6, cast="prod", kernel_length=5)
     tied = torch.nn.Sequential(layer, torch.nn.Linear(4, 4), layer)
     tied[1].weight = torch.nn.Parameter(layer.out.weight.detach().t())
@@ -309,7 +325,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def sentence(capsys, *arguments):
-    """The one sentence that a wrong command ends with."""
+    """The last line of a command with wrong arguments."""
     try:
         status = main(list(arguments))
     except SystemExit as leaving:
@@ -319,7 +335,7 @@ def sentence(capsys, *arguments):
     return error[-1]
 
 
-def test_wrong_things_people_type(tmp_path, capsys):
+def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
     (tmp_path / "model.pt").write_bytes(b"pickle")
     (tmp_path / "not.safetensors").write_bytes(b"nothing of the kind")
     good = DLR(4, 6).state_dict()
@@ -380,8 +396,8 @@ def test_wrong_things_people_type(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments", ["tasks", "recipes --json", "recipes table1"])
-def test_nobody_reads(arguments):
-    """`dlrnn tasks | true`: no word of it."""
+def test_a_closed_pipe_ends_a_command_silently(arguments):
+    """As in `dlrnn tasks | true`."""
     command = [sys.executable, "-m", "dlrnn", *arguments.split()]
     read, write = os.pipe()
     os.close(read)
@@ -390,19 +406,21 @@ def test_nobody_reads(arguments):
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_factor_is_for_all_sizes(capsys):
+def test_factor_needs_all_sizes(capsys):
     assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
     assert "--factor is for --all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
-def test_an_interrupt_is_what_it_was_when_torch_is_there(before, monkeypatch):
-    """While it is imported, one that is not ignored ends the process."""
+def test_the_interrupt_handler_is_restored_after_importing_torch(before, monkeypatch):
+    """During the import Ctrl-C ends the process, unless it is ignored."""
     found = []
     first = signal.signal(signal.SIGINT, before)
 
     def seen(name):
-        found.append((name, signal.getsignal(signal.SIGINT)))
+        if name == "torch":
+            found.append((name, signal.getsignal(signal.SIGINT)))
+        return importlib.import_module(name)
 
     monkeypatch.setattr("dlrnn.cli.import_module", seen)
     try:
@@ -414,9 +432,7 @@ def test_an_interrupt_is_what_it_was_when_torch_is_there(before, monkeypatch):
     assert found == ([("torch", signal.SIG_DFL)] if usual else [])
 
 
-def test_another_pipe_breaks(monkeypatch, capsys):
-    """Of a worker: that is worth a sentence."""
-
+def test_a_broken_pipe_of_a_worker_is_one_sentence(monkeypatch, capsys):
     def broken(_):
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -425,13 +441,13 @@ def test_another_pipe_breaks(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("dlrnn tasks: [Errno 32] Broken pipe (test_cli.py, ")
 
 
-def test_closed_from_the_start():
+def test_a_closed_stdout_is_ignored():
     command = f"{shlex.quote(sys.executable)} -m dlrnn recipes table4 >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_python_dash_m():
+def test_python_dash_m_runs_the_command():
     code = (
         "import subprocess, sys\n"
         "print(subprocess.run([sys.executable, '-m', 'dlrnn', '--version'],"
@@ -440,7 +456,7 @@ def test_python_dash_m():
     assert "dlrnn 0." in run_python(code)
 
 
-def test_tasks(capsys, tmp_path):
+def test_tasks_lists_and_draws_tasks(capsys, tmp_path):
     assert main(["tasks", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 20
@@ -470,7 +486,7 @@ def test_bench_data(capsys, monkeypatch):
     assert "select-fixed" in capsys.readouterr().out
 
 
-def test_data(capsys, tmp_path, monkeypatch):
+def test_data_builds_verifies_and_lists_sets(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["data", "list"]) == 0
     assert "no sets in data/" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Hostile content for a run folder, and a harness that runs a command over it.
+"""Hostile content for a run directory, and a harness that runs commands on it.
 
 `hostile_configs` yields config.json files that no run writes; `side_files` does the same for the
 other files of a run. `run_command` calls `dlrnn.cli.main` in this process under a deadline and a
@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 
 from support import tiny_books
 
+import dlrnn
 from dlrnn.cli import main
 from dlrnn.models import LanguageConfig
+from dlrnn.paper.recipes import get, scaled
 from dlrnn.train import RunConfig, TaskConfig, train
 
 EVERYTHING = os.environ.get("DLRNN_FAULTS") == "all"
@@ -64,6 +66,55 @@ def make_language_run(folder: Path) -> Path:
     return folder / "run"
 
 
+def command_line(command: str, run: Path, out: Path) -> list[object]:
+    """The arguments of a command that reads `run` and writes to `out` at most."""
+    return {
+        "eval": ["eval", run, "--device", "cpu"],
+        "export": ["export", run, out],
+        "generate": ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"],
+        "resume": ["train", "--resume", run, *WHERE],
+        "report": ["report", "--runs", run, "--out", out],
+        "results": ["results", "add", run, "--into", out],
+    }[command]
+
+
+def as_recipe(run: Path) -> Path:
+    """Make a run look like a complete one of the recipe at its tiny scale."""
+    config = scaled(get(RECIPE), "tiny")
+    (run / "config.json").write_text(config.to_json())
+    result = json.loads((run / "result.json").read_text())
+    done = {**result, "steps": config.steps, "best_step": config.steps}
+    (run / "result.json").write_text(json.dumps(done))
+    records = (run / "records.jsonl").read_text().splitlines()[:-1]
+    last = {"step": config.steps, "split": "validation", "R2": 0.5, "loss": 0.1}
+    (run / "records.jsonl").write_text("\n".join([*records, json.dumps(last)]) + "\n")
+    return run
+
+
+def python_in(folder: Path, code: str, *arguments: object, silent: bool = True) -> str:
+    """What code prints when it runs in a folder, which is not on the import path.
+
+    With `silent` it must print nothing to stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(dlrnn.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (silent and done.stderr), done.stderr
+    return done.stdout.strip()
+
+
 def stop(run: Path) -> Path:
     """Make a complete run one that was stopped at step 4."""
     (run / "result.json").unlink(missing_ok=True)
@@ -94,7 +145,7 @@ class Done(NamedTuple):
         return self.out + self.err
 
     def faults(self) -> list[str]:
-        """What no file may bring about, whatever the command answers."""
+        """What no file may cause, whatever the command does."""
         found = [f"event {each}" for each in self.events]
         if isinstance(self.status, str):
             found.append(self.status)
@@ -107,6 +158,15 @@ class Done(NamedTuple):
         return found
 
 
+def assert_refused(outcome: Done, *names: object) -> None:
+    """The command ended in one sentence that has these names, and did nothing forbidden."""
+    assert outcome.status == 2, outcome
+    assert not outcome.faults()
+    assert outcome.err.count("\n") == 1, outcome.err
+    for name in names:
+        assert str(name) in outcome.err
+
+
 def is_control(character: str) -> bool:
     """Whether a terminal may act on it: C0, C1, DEL, bidirectional and other format controls."""
     return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf")
@@ -117,7 +177,7 @@ _WATCHED = {
     *("pty.spawn", "socket.connect", "urllib.Request"),
 }
 _FORBIDDEN = ("canary", HANDLER, "dlrnn.__main__", "antigravity")
-_events: list[str] | None = None  # None: nobody listens
+_events: list[str] | None = None  # None: events are not recorded
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -134,7 +194,7 @@ _hooks: list[object] = []
 
 
 class _Finder:
-    """The first finder of modules: it notes who is looked for, and finds nobody."""
+    """The first finder of modules: it records forbidden names, and finds no module."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -163,8 +223,9 @@ def watched() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def deadline(seconds: float, wall: float | None = None) -> Iterator[None]:
-    """Raise TooSlowError after so many seconds of processor time, or `wall` seconds, by default ten
-    times as many: on a loaded machine a test waits for its turn.
+    """Raise TooSlowError after `seconds` of processor time, or `wall` seconds (default: ten times).
+
+    On a loaded machine a test may wait long without using the processor.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -190,8 +251,9 @@ def deadline(seconds: float, wall: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_later(fifo: Path | None, seconds: float) -> Iterator[None]:
-    """Open the other end of a pipe after the deadline, from another process: a library that waits
-    for it may hold the interpreter's lock, and then no signal handler runs.
+    """Open the other end of a pipe after the deadline, from another process.
+
+    A library that waits for the pipe may hold the interpreter's lock, so no signal handler runs.
     """
     if fifo is None:
         yield
@@ -220,7 +282,7 @@ def bounded_memory(extra: int = MEMORY) -> Iterator[None]:
 def run_command(
     arguments: Sequence[object], *, seconds: float = SECONDS, fifo: Path | None = None
 ) -> Done:
-    """`dlrnn.cli.main` with all that it says; what it raises is its status."""
+    """Run `dlrnn.cli.main` and collect its output; an exception becomes its status."""
     out, err = io.StringIO(), io.StringIO()
     status: int | str
     with (

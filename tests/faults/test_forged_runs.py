@@ -1,17 +1,15 @@
-"""Whole files with hostile content: a digest is no signature, whoever writes a file can seal it."""
+"""Undamaged files with hostile content: a correct digest proves nothing about who wrote a file."""
 
 import base64
 import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from hostile import WHERE, make_language_run, make_run, run_command, stop
+from hostile import WHERE, assert_refused, command_line, python_in, run_command, stop
 from safetensors.torch import load_file, save_file
 
 import dlrnn
@@ -19,24 +17,14 @@ from dlrnn import DLR
 from dlrnn.common.untrusted import read_sealed, seal
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model, save_pretrained
 from dlrnn.nn import save_model
-from dlrnn.train import RunFolder, from_json
+from dlrnn.train import RunDirectory, from_json
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("forged") / "run")
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory):
-    return make_language_run(tmp_path_factory.mktemp("language"))
-
-
 @pytest.fixture
-def run(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def forge(path, change):
@@ -46,13 +34,6 @@ def forge(path, change):
     change(counters)
     content = seal(found.tensors, {**found.metadata, "dlrnn_run": json.dumps(counters)})
     path.write_bytes(content)
-
-
-def refused(told, name):
-    assert told.status == 2, told
-    assert not told.faults()
-    assert name in told.err, told.err
-    assert told.err.count("\n") == 1
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -76,7 +57,7 @@ def test_counters_that_no_run_writes_are_refused(name, run):
     stop(run)
     path = run / "step-000000004.safetensors"
     forge(path, COUNTERS[name])
-    refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), path.name)
 
 
 EVALUATIONS = {
@@ -91,7 +72,7 @@ def test_a_last_checkpoint_without_an_evaluation_is_refused(name, run):
     (run / "best.safetensors").unlink()
     path = run / "step-000000006.safetensors"
     forge(path, EVALUATIONS[name])
-    refused(run_command(["train", "--resume", run, *WHERE]), path.name)
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), path.name)
     assert not (run / "result.json").exists()
 
 
@@ -100,7 +81,7 @@ def test_a_checkpoint_beyond_the_run_is_refused(run):
     path = run / "step-000000004.safetensors"
     forge(path, lambda c: c.update(step=10**6))
     path.rename(run / "step-001000000.safetensors")
-    refused(run_command(["train", "--resume", run, *WHERE]), "step-001000000")
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), "step-001000000")
 
 
 def test_moments_of_another_type_are_refused(run):
@@ -110,7 +91,7 @@ def test_moments_of_another_type_are_refused(run):
     name = next(name for name in found.tensors if name.endswith("exp_avg"))
     tensors = {**found.tensors, name: found.tensors[name].double()}
     path.write_bytes(seal(tensors, found.metadata))
-    refused(run_command(["train", "--resume", run, *WHERE]), "moments")
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), "moments")
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "timing.jsonl", "snapshots.jsonl"])
@@ -118,7 +99,7 @@ def test_a_huge_sparse_file_is_not_read(name, run):
     stop(run)
     with open(run / name, "r+b") as file:
         file.truncate(2**35)
-    refused(run_command(["train", "--resume", run, *WHERE]), name)
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), name)
 
 
 @pytest.mark.parametrize("command", ["resume", "eval", "results"])
@@ -129,19 +110,17 @@ def test_records_without_their_metric_are_refused(command, run, tmp_path):
         changed = lines.replace('"R2"', '"XX"')
         (run / "records.jsonl").write_text(changed)
         path = run / "step-000000004.safetensors"
-        read = RunFolder(run).records()[:-2]
+        read = RunDirectory(run).records()[:-2]
         length = json.loads(read_sealed(path).metadata["dlrnn_run"])["records"]
         digest = hashlib.sha256(changed[:length].encode()).hexdigest()
         forge(path, lambda c: c.update(records_sha256=digest))
         assert read
-        refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")
+        assert_refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")
         return
     (run / "records.jsonl").write_text('{"step": 6, "split": "validation", "loss": 1.0}\n')
     if command == "results":
-        told = run_command(["results", "add", run, "--into", tmp_path / "out"])
-        assert told.status == 2
-        assert "records.jsonl" in told.err
-        assert not told.faults()
+        outcome = run_command(command_line("results", run, tmp_path / "out"))
+        assert_refused(outcome, "records.jsonl")
     else:
         assert not run_command(["eval", run, "--device", "cpu"], seconds=60).faults()
 
@@ -172,9 +151,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_the_weights_do_not_have_take_no_memory(name, run):
     reconfigure(run, SIZES[name])
-    told = run_command(["eval", run, "--device", "cpu"])
-    assert told.status == 2
-    assert not told.faults()
+    assert_refused(run_command(command_line("eval", run, run)))
 
 
 @pytest.mark.parametrize(
@@ -183,10 +160,7 @@ def test_sizes_that_the_weights_do_not_have_take_no_memory(name, run):
 def test_sizes_of_a_language_model_take_no_memory(sizes, language, tmp_path):
     run = Path(shutil.copytree(language, tmp_path / "run"))
     reconfigure(run, lambda c: c["model"].update(sizes))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    told = run_command(ask)
-    assert told.status == 2
-    assert not told.faults()
+    assert_refused(run_command(command_line("generate", run, tmp_path)))
 
 
 def reconfigure_export(folder, change):
@@ -254,7 +228,7 @@ def test_tensors_that_no_layer_has_are_refused(name, change, tmp_path):
     path = tmp_path / "layer.safetensors"
     tensors = DLR(4, 8).state_dict()
     save_file({**tensors, name: change(tensors[name])}, path)  # as another program writes it
-    refused(run_command(["check", path]), path.name)
+    assert_refused(run_command(["check", path]), path.name)
 
 
 def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
@@ -262,7 +236,7 @@ def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
     save_model(DLR(4, 8), path)
     options = json.dumps({"": {"d_model": 4, "d_state": 2**28}})
     path.write_bytes(seal(load_file(path), {"dlrnn": options}))
-    refused(run_command(["check", path]), path.name)
+    assert_refused(run_command(["check", path]), path.name)
 
 
 # ---------------------------------------------------------------------------------- tokenizers
@@ -319,7 +293,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
-    """Also where the best model claims to belong to it."""
+    """Also if the best model has the digest of the tokenizer."""
     run = Path(shutil.copytree(language, tmp_path / "run"))
     path = run / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -328,61 +302,43 @@ def test_a_hostile_tokenizer_is_one_sentence(name, sealed, language, tmp_path):
     if sealed:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         forge(run / "best.safetensors", lambda c: c.update(files={path.name: digest}))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    told = run_command(ask)
+    outcome = run_command(command_line("generate", run, tmp_path))
     if sealed and name == "another one":
-        assert told.status == 0
+        assert outcome.status == 0
     else:
-        refused(told, path.name)
+        assert_refused(outcome, path.name)
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/hostname", "absent"])
-def test_a_best_model_names_files_of_its_folder_alone(name, language, tmp_path):
+def test_a_best_model_names_only_files_of_its_folder(name, language, tmp_path):
     run = Path(shutil.copytree(language, tmp_path / "run"))
     forge(run / "best.safetensors", lambda c: c.update(files={name: "0" * 64}))
-    ask = ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"]
-    refused(run_command(ask), name)
+    assert_refused(run_command(command_line("generate", run, tmp_path)), name)
 
 
 # ---------------------------------------------------------------------------------- this folder
-
-
-def in_folder(folder, code):
-    """Run code as the command does: without the current folder on the import path."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(dlrnn.__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout.strip()
 
 
 def test_numba_reads_no_settings_of_the_current_folder(tmp_path):
     """They could name the folder of its cache, which holds pickles."""
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: here\ndebug: 1\n")
     code = "import dlrnn.tasks, numba; print(numba.config.CACHE_DIR, numba.config.DEBUG)"
-    assert in_folder(tmp_path, code) == "0"
-    assert in_folder(tmp_path, f"{code}; import yaml; yaml.safe_load('a: 1')") == "0"
+    assert python_in(tmp_path, code) == "0"
+    assert python_in(tmp_path, f"{code}; import yaml; yaml.safe_load('a: 1')") == "0"
 
 
 def test_matplotlib_reads_no_settings_of_the_current_folder(tmp_path):
-    """They could have LaTeX run."""
+    """They could run LaTeX."""
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     code = "from dlrnn.common.figures import new_figure; new_figure(1, 1); import matplotlib as m;"
-    assert in_folder(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
+    assert python_in(tmp_path, f"{code} print(m.rcParams['text.usetex'])") == "False"
 
 
 def test_a_copy_with_hard_links_can_be_read_and_is_not_appended_to(run, tmp_path):
     """`cp -al` is an ordinary backup."""
     shutil.copytree(run, tmp_path / "backup", copy_function=os.link)
     assert run_command(["eval", run, "--device", "cpu"], seconds=60).status == 0
-    told = run_command(["results", "add", run, "--into", tmp_path / "out"], seconds=60)
-    assert told.status == 0
+    outcome = run_command(["results", "add", run, "--into", tmp_path / "out"], seconds=60)
+    assert outcome.status == 0
     stop(run)
-    refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")
+    assert_refused(run_command(["train", "--resume", run, *WHERE]), "records.jsonl")

@@ -1,9 +1,7 @@
-"""Run folders of other people: nothing in their files is run, believed blindly or printed raw."""
+"""Untrusted run directories: nothing in their files is run, trusted or printed raw."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,10 +15,12 @@ from hostile import (
     RUN_IN_SWEEP,
     SMALL,
     WHERE,
+    as_recipe,
+    assert_refused,
+    command_line,
     hostile_configs,
-    make_language_run,
-    make_run,
     plant_canary,
+    python_in,
     run_command,
     side_files,
     stop,
@@ -28,9 +28,7 @@ from hostile import (
     watched,
 )
 
-import dlrnn
 from dlrnn.models import from_pretrained
-from dlrnn.paper.recipes import get, scaled
 from dlrnn.train import load_best, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -44,19 +42,13 @@ IMPORTS_MIXER = ("eval", "export", "resume")  # the others have no use for the c
 
 def arguments(command, base):
     """The command line that reads the run in `base`, and writes to `base`/out at most."""
-    run, out = base / "run", base / "out"
     table = ["--scale", "tiny", "--out", base / "runs"]
-    return {
-        "eval": ["eval", run, "--device", "cpu"],
-        "export": ["export", run, out],
-        "generate": ["generate", run, "--prompt", "w1", "--tokens", "2", "--device", "cpu"],
-        "resume": ["train", "--resume", run, *WHERE],
-        "report": ["report", "--runs", run, "--out", out],
-        "results": ["results", "add", run, "--into", out],
+    tables = {
         "recipes": ["recipes", RECIPE, *table],
         "reproduce": ["reproduce", "table1", "--only", "shift/dlr-1", *table, "--device", "cpu"],
         "sweep": ["sweep", RECIPE, *table, "--device", "cpu"],
-    }[command]
+    }
+    return tables.get(command) or command_line(command, base / "run", base / "out")
 
 
 def place(command, base):
@@ -65,15 +57,10 @@ def place(command, base):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    path = make_run(tmp_path_factory.mktemp("runs") / "run")
+def done(trained, tmp_path_factory):
+    path = Path(shutil.copytree(trained, tmp_path_factory.mktemp("runs") / "run"))
     assert run_command(["eval", path, "--device", "cpu"], seconds=60).status == 0
     return path
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory):
-    return make_language_run(tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture
@@ -84,19 +71,8 @@ def base(tmp_path, monkeypatch):
     return tmp_path
 
 
-def as_recipe(run):
-    """Make a run look like a complete one of the recipe at its tiny scale."""
-    steps = json.loads(scaled(get(RECIPE), "tiny").to_json())["steps"]
-    (run / "config.json").write_text(scaled(get(RECIPE), "tiny").to_json())
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps({**result, "steps": steps, "best_step": steps}))
-    records = (run / "records.jsonl").read_text().splitlines()[:-1]
-    last = {"step": steps, "split": "validation", "R2": 0.5, "loss": 0.1}
-    (run / "records.jsonl").write_text("\n".join([*records, json.dumps(last)]) + "\n")
-
-
 def copied(command, base, done, request):
-    """The run that a command is tried on: whole, but stopped where the command would go on."""
+    """The run that a command is tried on: complete, but stopped for commands that continue it."""
     source = request.getfixturevalue("language") if command == "generate" else done
     run = Path(shutil.copytree(source, place(command, base)))
     if command in TABLES:
@@ -117,22 +93,22 @@ def test_a_valid_run_is_read(command, base, done, request):
     if command == "resume":
         stop(run)
     extra = ["--json"] if command in TABLES else []
-    told = run_command([*arguments(command, base), *extra], seconds=60)
-    assert told.status == 0, told
-    assert command not in TABLES or row_of(told.out) == "done"
-    assert not told.faults()
+    outcome = run_command([*arguments(command, base), *extra], seconds=60)
+    assert outcome.status == 0, outcome
+    assert command not in TABLES or row_of(outcome.out) == "done"
+    assert not outcome.faults()
 
 
-def refused(command, told):
+def refused(command, outcome):
     """What is wrong with the answer to a hostile config.json; "" if nothing is."""
-    if told.status != STATUS[command]:
-        return f"exit status {told.status}, not {STATUS[command]}"
-    if command in TABLES and told.out.strip():
-        said = row_of(told.out)
+    if outcome.status != STATUS[command]:
+        return f"exit status {outcome.status}, not {STATUS[command]}"
+    if command in TABLES and outcome.out.strip():
+        said = row_of(outcome.out)
         if said in ("done", "not run") or said.endswith(" steps"):
             return f"the table says {said!r}"
         return "the sentence is too long" if len(said) > 1000 else ""
-    lines = [line for line in told.err.splitlines() if line.strip()]
+    lines = [line for line in outcome.err.splitlines() if line.strip()]
     if len(lines) != 1:
         return f"{len(lines)} lines on stderr"
     if len(lines[0]) > 1000:
@@ -148,7 +124,7 @@ def refused(command, told):
 def test_hostile_configurations_are_refused_in_one_sentence(command, base, done, request):
     run = copied(command, base, done, request)
     if command in ("resume", "reproduce", "sweep"):
-        stop(run)  # who believes the configuration trains
+        stop(run)  # a command that accepts the configuration would train
     valid = json.loads((run / "config.json").read_text())
     marker, failures, count = base / "instantiated", [], 0
     offset = list(STATUS).index(command)  # the short form: a third, another one for each command
@@ -160,12 +136,12 @@ def test_hostile_configurations_are_refused_in_one_sentence(command, base, done,
             continue
         count += 1
         (run / "config.json").write_bytes(content)
-        told = run_command([*arguments(command, base), *extra])
-        wrong = told.faults()
+        outcome = run_command([*arguments(command, base), *extra])
+        wrong = outcome.faults()
         if not name.startswith(MIXER_PATH):
-            wrong += [refused(command, told)]
+            wrong += [refused(command, outcome)]
         elif command in IMPORTS_MIXER:
-            wrong += [refused(command, told), untrusted(name, told)]
+            wrong += [refused(command, outcome), untrusted(name, outcome)]
         if marker.exists() or (base / "imported").exists():
             wrong += ["it ran"]
             marker.unlink(missing_ok=True)
@@ -184,15 +160,15 @@ def test_hostile_configurations_are_refused_in_one_sentence(command, base, done,
         if wrong := [each for each in wrong if each]:
             failures.append(f"{name}: {'; '.join(wrong)}")
     assert count >= 60
-    told = "\n".join(failures)
-    assert not failures, f"dlrnn {command}: {len(failures)} of {count} configurations\n{told}"
+    outcome = "\n".join(failures)
+    assert not failures, f"dlrnn {command}: {len(failures)} of {count} configurations\n{outcome}"
 
 
-def untrusted(name, told):
-    """A refusal to import names the path and the flag, where it is a path of somebody else's."""
+def untrusted(name, outcome):
+    """A refusal to import names the path and the flag, if the path is not in dlrnn."""
     path = name.removeprefix(MIXER_PATH)
     foreign = path in ("os.system", "subprocess.Popen", "canary.Layer", "torch.hub.load")
-    named = path in told.err and "--trust" in told.err
+    named = path in outcome.err and "--trust" in outcome.err
     return "" if named or not foreign else "the refusal names not both the path and --trust"
 
 
@@ -211,10 +187,10 @@ def test_tables_print_hostile_text_as_text(command, base, done, request):
             else:
                 config[f"seed{mark}"] = 1
             (run / "config.json").write_text(json.dumps(config))
-            told = run_command(arguments(command, base))
-            wrong = told.faults()
-            if told.status != STATUS[command]:
-                wrong.append(f"exit status {told.status}")
+            outcome = run_command(arguments(command, base))
+            wrong = outcome.faults()
+            if outcome.status != STATUS[command]:
+                wrong.append(f"exit status {outcome.status}")
             if wrong:
                 failures.append(f"{name} in the {where}: {'; '.join(wrong)}")
     assert not failures, "\n".join(failures)
@@ -244,18 +220,18 @@ def test_hostile_side_files_give_no_traceback(command, base, done, request):
         run = place(command, base)
         shutil.copytree(original, run, dirs_exist_ok=True)
         (run / name).write_bytes(content)
-        told = run_command(arguments(command, base))
-        wrong = told.faults()
-        if not isinstance(told.status, str) and told.status not in (0, 2):
-            wrong.append(f"exit status {told.status}: {told.text[-200:]}")
+        outcome = run_command(arguments(command, base))
+        wrong = outcome.faults()
+        if not isinstance(outcome.status, str) and outcome.status not in (0, 2):
+            wrong.append(f"exit status {outcome.status}: {outcome.text[-200:]}")
         if (base / "imported").exists():
             wrong.append("it ran")
         if wrong:
             failures.append(f"{name}, {what}: {'; '.join(wrong)}")
         shutil.rmtree(run)
         shutil.rmtree(base / "out", ignore_errors=True)
-    told = "\n".join(failures)
-    assert not failures, f"dlrnn {command}: {len(failures)} files\n{told}"
+    outcome = "\n".join(failures)
+    assert not failures, f"dlrnn {command}: {len(failures)} files\n{outcome}"
 
 
 NAMES = [f"a{mark}" for mark in CHARACTERS.values() if "/" not in mark] + ["a[/foo]", "[red]"]
@@ -269,17 +245,17 @@ def test_names_of_folders_are_printed_without_control_characters(command, base, 
         run = copied(command, here, done, request)
         if command == "resume":
             stop(run)
-        told = run_command(arguments(command, here), seconds=60)
-        if told.status != 0 or told.faults():
-            failures.append(f"{name!r}: exit status {told.status}, {told.faults()}")
+        outcome = run_command(arguments(command, here), seconds=60)
+        if outcome.status != 0 or outcome.faults():
+            failures.append(f"{name!r}: exit status {outcome.status}, {outcome.faults()}")
         (run / "config.json").write_text('{"task": 3}')
-        told = run_command(arguments(command, here))
-        if told.status != STATUS[command] or told.faults():
-            failures.append(f"{name!r}, damaged: exit status {told.status}, {told.faults()}")
+        outcome = run_command(arguments(command, here))
+        if outcome.status != STATUS[command] or outcome.faults():
+            failures.append(f"{name!r}, damaged: exit status {outcome.status}, {outcome.faults()}")
         shutil.rmtree(run)
-        told = run_command(arguments(command, here))
-        if told.faults():
-            failures.append(f"{name!r}, absent: {told.faults()}")
+        outcome = run_command(arguments(command, here))
+        if outcome.faults():
+            failures.append(f"{name!r}, absent: {outcome.faults()}")
     assert not failures, "\n".join(failures)
 
 
@@ -297,45 +273,42 @@ OWN = "canary_mixer.MyLayer"  # which `watched` reports
 
 
 @pytest.fixture
-def own(base):
-    """The run of a user's own mixer, which nobody has imported since."""
+def user_run(base):
+    """A run of a user's mixer, which is not imported any more."""
     (base / "canary_mixer.py").write_text(LAYER)
     at = next(place for place, each in enumerate(SMALL) if "d_state" in each)
     given = [*SMALL[:at], *SMALL[at + 2 :]]
     command = ["train", RECIPE, *given, "--out", base / "run", *WHERE, "--model.mixer", OWN]
-    told = run_command(command, seconds=60)
-    assert told.status == 0, "what is typed on the command line needs no flag"
-    assert f"import {OWN.partition('.')[0]}" in told.events
+    outcome = run_command(command, seconds=60)
+    assert outcome.status == 0, "what is typed on the command line needs no flag"
+    assert f"import {OWN.partition('.')[0]}" in outcome.events
     return base / "run"
 
 
 @pytest.mark.parametrize("command", IMPORTS_MIXER)
-def test_a_mixer_named_in_a_file_needs_trust(command, own, base):
+def test_a_mixer_named_in_a_file_needs_trust(command, user_run, base):
     if command == "resume":
-        stop(own)
-    told = run_command(arguments(command, base))
-    assert told.status == 2
-    assert not told.faults()
-    assert OWN in told.err
-    assert "--trust" in told.err
-    told = run_command([*arguments(command, base), "--trust"], seconds=60)
-    assert told.status == 0, told
-    assert any("canary_mixer" in each for each in told.events)
+        stop(user_run)
+    outcome = run_command(arguments(command, base))
+    assert_refused(outcome, OWN, "--trust")
+    outcome = run_command([*arguments(command, base), "--trust"], seconds=60)
+    assert outcome.status == 0, outcome
+    assert any("canary_mixer" in each for each in outcome.events)
 
 
 @pytest.mark.parametrize("command", ["report", "results"])
-def test_a_run_is_reported_without_importing_its_mixer(command, own, base):
-    told = run_command(arguments(command, base))
-    assert told.status in (0, 2)
-    assert not told.faults()
+def test_a_run_is_reported_without_importing_its_mixer(command, user_run, base):
+    outcome = run_command(arguments(command, base))
+    assert outcome.status in (0, 2)
+    assert not outcome.faults()
 
 
-def test_python_needs_trust_too(own, base):
-    assert run_command(["export", own, base / "model", "--trust"], seconds=60).status == 0
+def test_python_needs_trust_too(user_run, base):
+    assert run_command(["export", user_run, base / "model", "--trust"], seconds=60).status == 0
     for read in (
-        lambda **how: load_best(own, torch.device("cpu"), **how),
+        lambda **how: load_best(user_run, torch.device("cpu"), **how),
         lambda **how: from_pretrained(base / "model", **how),
-        lambda **how: train(stop(own), device="cpu", show=False, writer="none", **how),
+        lambda **how: train(stop(user_run), device="cpu", show=False, writer="none", **how),
     ):
         with watched() as events, pytest.raises(ValueError, match=r"(?i)trust") as caught:
             read()
@@ -357,21 +330,10 @@ def shadowed(folder, *given):
         text = f"open({str(folder / 'shadowed')!r}, 'a').write({name!r})\nraise SystemExit(77)\n"
         (folder / f"{name}.py").write_text(text)
     code = "import sys; from dlrnn.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, given)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(dlrnn.__file__).parents[1])}
-        | {"OMP_NUM_THREADS": "1"},
-    )
-    assert "Traceback" not in done.stderr
+    printed = python_in(folder, code, *given, silent=False)
     shadow = folder / "shadowed"
     assert not shadow.exists(), f"{shadow.read_text()} of the current folder was run"
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed
 
 
 def test_the_current_folder_shadows_no_installed_package(tmp_path):

@@ -1,4 +1,4 @@
-"""Links and pipes in folders that others made: no command writes through them, or waits."""
+"""Links and pipes in untrusted folders: no command writes through them, or waits for them."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from hostile import (
     RUN_IN_SWEEP,
     SMALL,
     WHERE,
-    make_run,
+    as_recipe,
+    assert_refused,
+    command_line,
     run_command,
     stop,
     tree,
 )
-
-from dlrnn.paper.recipes import get, scaled
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -72,18 +72,18 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(trained, tmp_path_factory):
     """Folders that the commands write into: a run, an export, a built set, recorded results."""
     base = tmp_path_factory.mktemp("made")
-    run = make_run(base / "run")
+    run = Path(shutil.copytree(trained, base / "run"))
     for command in (
         ["eval", run, "--device", "cpu"],
         ["export", run, base / "export"],
         ["data", "build", "listops", "--samples", "6", "--workers", "1", "--out", base / "set"],
         ["results", "add", run, "--into", base / "results"],
     ):
-        told = run_command(command, seconds=60)
-        assert told.status == 0, told
+        outcome = run_command(command, seconds=60)
+        assert outcome.status == 0, outcome
     stale = json.loads((run / "environment.json").read_text()) | {"torch": "0"}
     (run / "environment.json").write_text(json.dumps(stale))  # so that it is written again
     return base
@@ -158,10 +158,10 @@ def test_without_links_every_command_writes(command, made, base, monkeypatch):
     if command == "sweep":
         monkeypatch.setattr(sys, "executable", shutil.which("echo"))
     if command == "reproduce":
-        complete(made / "run", work / RUN_IN_SWEEP)
+        as_recipe(Path(shutil.copytree(made / "run", work / RUN_IN_SWEEP)))
     began = time.time_ns()
-    told = run_command(arguments, seconds=60)
-    assert told.status == (1 if command == "sweep" else 0), told  # echo trains nothing
+    outcome = run_command(arguments, seconds=60)
+    assert outcome.status == (1 if command == "sweep" else 0), outcome  # echo trains nothing
     for name in WRITTEN[command]:
         assert (work / name).stat().st_mtime_ns > began - 10**9, name
 
@@ -190,32 +190,19 @@ def test_nothing_is_written_through_a_link(command, place, kind, made, base, mon
     if command == "sweep":
         monkeypatch.setattr(sys, "executable", shutil.which("echo"))  # instead of training
     if command == "reproduce":
-        complete(made / "run", work / RUN_IN_SWEEP)
+        as_recipe(Path(shutil.copytree(made / "run", work / RUN_IN_SWEEP)))
     stems = [each.stem for each in (made / "results" / "curves").iterdir()]
     where = work / place.format(stem=stems[0])
     outside = base / "outside"
     plant(where, kind, outside)
     before = tree(outside)
-    told = run_command(arguments, seconds=15, fifo=where if kind == "pipe" else None)
+    outcome = run_command(arguments, seconds=15, fifo=where if kind == "pipe" else None)
     assert tree(outside) == before, "something outside the folder was written"
-    faults = [each for each in told.faults() if not each.startswith("event subprocess.Popen")]
-    assert not faults, told
-    assert told.status in ((0, 1, 2) if command == "sweep" else (0, 2)), told
-    if told.status == 2:
-        assert str(work) in told.text, "neither the file nor the folder is named"
-
-
-def complete(run, path):
-    """A run that looks like a complete one of the recipe."""
-    shutil.copytree(run, path)
-    config = scaled(get(RECIPE), "tiny")
-    (path / "config.json").write_text(config.to_json())
-    result = json.loads((path / "result.json").read_text())
-    done = {**result, "steps": config.steps, "best_step": config.steps}
-    (path / "result.json").write_text(json.dumps(done))
-    last = {"step": config.steps, "split": "validation", "R2": 0.5, "loss": 0.1}
-    with open(path / "records.jsonl", "a") as file:
-        file.write(json.dumps(last) + "\n")
+    faults = [each for each in outcome.faults() if not each.startswith("event subprocess.Popen")]
+    assert not faults, outcome
+    assert outcome.status in ((0, 1, 2) if command == "sweep" else (0, 2)), outcome
+    if outcome.status == 2:
+        assert str(work) in outcome.text, "neither the file nor the folder is named"
 
 
 FOLDERS = [
@@ -235,10 +222,10 @@ def test_nothing_is_written_into_a_linked_folder(command, name, made, base, monk
     outside = base / "outside"
     (work / name).symlink_to(outside, target_is_directory=True)
     before = tree(outside)
-    told = run_command(arguments, seconds=60)
+    outcome = run_command(arguments, seconds=60)
     assert tree(outside) == before, "something outside the folder was written"
-    assert not told.faults(), told
-    assert told.status in (0, 2), told
+    assert not outcome.faults(), outcome
+    assert outcome.status in (0, 2), outcome
 
 
 def fake_wandb():
@@ -257,8 +244,8 @@ def test_a_run_in_a_linked_folder_of_the_users_is_used(command, made, base):
     moved = base / "scratch"
     work.rename(moved)
     work.symlink_to(moved, target_is_directory=True)
-    told = run_command(arguments, seconds=60)
-    assert told.status == 0, told
+    outcome = run_command(arguments, seconds=60)
+    assert outcome.status == 0, outcome
     assert Path(work).is_symlink()
 
 
@@ -274,16 +261,6 @@ def test_a_config_that_is_no_file_is_refused(command, kind, made, base):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    told = run_command(
-        {
-            "eval": ["eval", run, "--device", "cpu"],
-            "export": ["export", run, base / "out"],
-            "resume": ["train", "--resume", run, *WHERE],
-            "report": ["report", "--runs", run, "--out", base / "out"],
-            "results": ["results", "add", run, "--into", base / "out"],
-        }[command],
-        fifo=path if kind == "pipe" else None,
-    )
-    assert told.status == 2, told
-    assert not told.faults()
-    assert "config.json" in told.err
+    arguments = command_line(command, run, base / "out")
+    outcome = run_command(arguments, fifo=path if kind == "pipe" else None)
+    assert_refused(outcome, "config.json")

@@ -1,10 +1,12 @@
 """The language model: the paper's sizes, its definition, streaming, the loss, generation."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support import DEVICE, assert_close, gradients, run_python
+from streaming import assert_streams
+from support import DEVICE, assert_close, gradients
 from torch import nn
 from torch.nn import functional as F
 
@@ -80,7 +82,7 @@ def test_heads_of_64_are_wider_than_the_model():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("mixer", ["dlr", "attention"])
-def test_a_model_is_its_definition(mixer, norm):
+def test_the_model_equals_its_definition(mixer, norm):
     model, tokens = make(mixer=mixer, norm=norm), words(2, 9)
     table = model.encoder.weight
     h = 5**0.5 * table[tokens] @ model.encoder.expand.weight.T
@@ -94,7 +96,7 @@ def test_a_model_is_its_definition(mixer, norm):
     assert isinstance(model.norm, nn.LayerNorm if norm == "pre" else nn.Identity)
 
 
-def test_attention_is_its_definition():
+def test_attention_equals_its_definition():
     """Heads wider than H together: 2 heads of 8 for 6 channels."""
     layer, x = make(mixer="attention").blocks[0].mixer, torch.randn(1, 7, 6).double().to(DEVICE)
     layer.temperature.data.fill_(0.7)
@@ -129,7 +131,7 @@ def test_dlr_is_linear_and_the_embedding_is_tied():
     assert fresh(torch.arange(50)[None]).std() < 2
 
 
-def test_who_looks_ahead():
+def test_only_the_top_router_is_not_causal():
     tokens = words(8, 12)
     changed = tokens.clone()
     changed[:, 6:] = words(8, 6)
@@ -144,23 +146,13 @@ def test_who_looks_ahead():
 
 
 @pytest.mark.parametrize("options", STREAMS, ids=lambda o: "-".join(map(str, o.values())))
-def test_whole_is_chunks_is_steps(options):
-    model, tokens = make(**options), words(2, 30)
-    whole, state, outputs = model(tokens), None, []
-    for chunk in tokens[:, :20].split([1, 6, 13], dim=1):
-        y, state = model(chunk, state=state, return_state=True)
-        outputs.append(y)
-    assert_close(model(tokens[:, 20:], state=state), whole[:, 20:], 1e-10)
-    for token in tokens[:, 20:].unbind(1):
-        y, state = model.step(token, state)
-        outputs.append(y[:, None])
-    assert_close(torch.cat(outputs, dim=1), whole, 1e-10)
-    assert_close(model.step(tokens[:, 0], model.initial_state(2))[0], whole[:, 0], 1e-10)
+def test_whole_equals_chunks_equals_steps(options):
+    assert_streams(make(**options), words(2, 30))
 
 
 @pytest.mark.parametrize("router", ["top", "threshold"])
 @pytest.mark.parametrize("mixer", ["dlr", "attention"])
-def test_padded_is_each_alone(mixer, router):
+def test_padded_batch_equals_single_sequences(mixer, router):
     model, tokens = make(mixer=mixer, router=router), words(3, 12)
     lengths = torch.tensor([12, 1, 7], device=DEVICE)
     y = model(tokens, lengths)
@@ -177,7 +169,7 @@ def test_padded_is_each_alone(mixer, router):
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
-def test_loss_in_pieces(at_once):
+def test_the_loss_does_not_depend_on_the_pieces(at_once):
     model, tokens = make(), words(3, 9)
     loss = next_token_loss(model, tokens, at_once)
     expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -189,7 +181,7 @@ def test_loss_in_pieces(at_once):
         assert_close(have, want, 1e-10)
 
 
-def test_a_model_learns_a_text():
+def test_training_learns_a_text():
     for options in ({"mixer": "dlr"}, {"mixer": "attention", "router": "threshold"}):
         model = make(layers=1, **options).float().train()
         tokens = torch.arange(40, device=DEVICE).remainder(7)[None]
@@ -205,7 +197,7 @@ def test_a_model_learns_a_text():
 # ---------------------------------------------------------------------------------- generation
 
 
-def test_greedy_is_the_argmax_of_the_whole():
+def test_temperature_zero_takes_the_argmax():
     for options in ({"mixer": "dlr", "router": "threshold"}, {"mixer": "attention", "experts": 1}):
         model, prompt = make(**options), words(5)
         drawn = list(generate(model, prompt, 12, temperature=0.0))
@@ -228,7 +220,7 @@ def make_like(model, **options):
     return other
 
 
-def test_seeds_reproduce():
+def test_the_same_seed_generates_the_same_tokens():
     model, prompt = make(router="threshold"), words(5)
     first, again = (list(generate(model, prompt, 20, seed=3)) for _ in range(2))
     assert first == again != list(generate(model, prompt, 20, seed=4))
@@ -260,7 +252,7 @@ def test_draws_follow_the_probabilities():
     ],
     ids=str,
 )
-def test_limits(limits, allowed):
+def test_top_k_and_top_p_limit_the_tokens(limits, allowed):
     tokens, p = likely(torch.tensor([0.1, 0.5, 0.15, 0.25]).double().log(), **limits)
     assert tokens.tolist() == allowed
     assert_close(p.sum(), torch.ones(()), 1e-12)
@@ -268,7 +260,7 @@ def test_limits(limits, allowed):
     assert ties in ([0, 1], [0])  # of equal ones the smaller number
 
 
-def test_limits_of_a_generation():
+def test_generation_respects_top_k_and_top_p():
     model, prompt = make(router="threshold"), words(5)
     state, limits = None, {"temperature": 3.0, "top_k": 4, "top_p": 0.9}
     logits, state = model(prompt[None], return_state=True)
@@ -287,69 +279,45 @@ def test_a_tokenizer_may_have_fewer_tokens_than_the_model():
 # ---------------------------------------------------------------------------------- errors
 
 
-SENTENCES = f"""
-import torch
-from dlrnn.models.language import *
-small = {SMALL}
-make = lambda **options: LanguageModel(LanguageConfig(**small | options)).eval()
-top, causal, prompt = make(), make(router="threshold"), torch.arange(5)
-heads = make(mixer="attention", router="threshold")
-for call in (
-    lambda: make(mixer="lstm"),
-    lambda: make(experts=0),
-    lambda: make(layers=0),
-    lambda: make(router="best"),
-    lambda: make(mixer="attention", d_head=7),
-    lambda: make(dt_min=1.0),
-    lambda: top(prompt[None], return_state=True),
-    lambda: top.step(prompt),
-    lambda: causal(prompt[None] + 20),
-    lambda: causal.step(prompt, (None,)),
-    lambda: heads.step(prompt[:2], heads.initial_state(3)),
-    lambda: generate(top, prompt, 3),
-    lambda: generate(make(router="threshold").train(), prompt, 3),
-    lambda: generate(causal, prompt[None], 3),
-    lambda: generate(causal, prompt[:0], 3),
-    lambda: generate(causal, prompt / 2, 3),
-    lambda: generate(causal, prompt, 0),
-    lambda: generate(causal, prompt, 3, temperature=-1.0),
-    lambda: generate(causal, prompt, 3, top_k=0),
-    lambda: generate(causal, prompt, 3, top_p=0.0),
-    lambda: next_token_loss(top, prompt[None, :1]),
-):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-"""
+ERRORS = {
+    "mixer must be one of dlr, attention": lambda m: m.make(mixer="lstm"),
+    "experts must be .* at least 1": lambda m: m.make(experts=0),
+    "layers must be .* at least 1": lambda m: m.make(layers=0),
+    "router must be one of top, threshold": lambda m: m.make(router="best"),
+    "d_head must be even": lambda m: m.make(mixer="attention", d_head=7),
+    "dt_min <= dt_max": lambda m: m.make(dt_min=1.0),
+    "it cannot stream": lambda m: m.top(m.prompt[None], return_state=True),
+    "router='threshold' can": lambda m: m.top.step(m.prompt),
+    "between 0 and 22, not between 20 and 24": lambda m: m.causal(m.prompt[None] + 20),
+    "has 4 states": lambda m: m.causal.step(m.prompt, (None,)),
+    r"\[2, S, 16\], not \[3, 0, 16\]": lambda m: m.heads.step(
+        m.prompt[:2], m.heads.initial_state(3)
+    ),
+    r"needs `causal\(model\)`": lambda m: generate(m.top, m.prompt, 3),
+    r"model.eval\(\)": lambda m: generate(m.make(router="threshold").train(), m.prompt, 3),
+    r"prompt must have the shape \[L\]": lambda m: generate(m.causal, m.prompt[None], 3),
+    "length 0": lambda m: generate(m.causal, m.prompt[:0], 3),
+    "tokens, whole numbers": lambda m: generate(m.causal, m.prompt / 2, 3),
+    "count must be": lambda m: generate(m.causal, m.prompt, 0),
+    "temperature must be": lambda m: generate(m.causal, m.prompt, 3, temperature=-1.0),
+    "top_k must be": lambda m: generate(m.causal, m.prompt, 3, top_k=0),
+    "top_p must be": lambda m: generate(m.causal, m.prompt, 3, top_p=0.0),
+    "at least 2 tokens": lambda m: next_token_loss(m.top, m.prompt[None, :1]),
+}
 
 
-def test_errors():
-    """In a fresh interpreter: here the shape checker would speak first."""
-    ahead = (
-        "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
-        " router='threshold' can"
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("sentence", ERRORS)
+def test_wrong_arguments_raise(sentence):
+    def make(**options):
+        return LanguageModel(LanguageConfig(**SMALL | options)).eval()
+
+    models = SimpleNamespace(
+        make=make,
+        top=make(),
+        causal=make(router="threshold"),
+        heads=make(mixer="attention", router="threshold"),
+        prompt=torch.arange(5),
     )
-    assert run_python(SENTENCES).splitlines() == [
-        "mixer must be one of dlr, attention, not 'lstm'",
-        "experts must be a whole number of at least 1, not 0",
-        "layers must be a whole number of at least 1, not 0",
-        "router must be one of top, threshold, not 'best'",
-        "d_head must be even (pairs of channels turn), not 7",
-        "0 < dt_min <= dt_max must hold, not 1.0 and 0.1",
-        ahead,
-        ahead,
-        "tokens must lie between 0 and 22, not between 20 and 24",
-        "this model has 4 states, one a block, not 1",
-        "state.keys must have the shape [2, S, 16], not [3, 0, 16]",
-        "router='top' reads the future: generation needs `causal(model)`",
-        "a model in training mode cannot generate: call model.eval() first",
-        "prompt must have the shape [L], not [1, 5]",
-        "x has length 0: give it at least one position",
-        "x must hold tokens, whole numbers, not float32",
-        "count must be a whole number of at least 1, not 0",
-        "temperature must be finite and at least 0, not -1.0",
-        "top_k must be a whole number of at least 1, not 0",
-        "top_p must be above 0 and at most 1, not 0.0",
-        "a next token needs sequences of at least 2 tokens",
-    ]
+    with pytest.raises(ValueError, match=sentence):
+        ERRORS[sentence](models)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from streaming import assert_streams
 from support import DEVICE, assert_close
 from torch import nn
 from torch.nn import functional as F
@@ -90,7 +91,7 @@ def test_two_layers_of_attention_ff():
 # ---------------------------------------------------------------------------------- definition
 
 
-def test_a_network_is_its_definition():
+def test_the_network_equals_its_definition():
     for config in SMALL:
         model, x = make(config), random(2, 9, 3)
         h = F.linear(x, model.encoder.weight, model.encoder.bias)
@@ -102,13 +103,13 @@ def test_a_network_is_its_definition():
         assert_close(model(x), expected, 1e-12)
 
 
-def test_which_norms_there_are():
+def test_pre_and_post_norm_have_their_layer_norms():
     pre, post = (make(ModelConfig("attention", d_model=8, norm=n)) for n in ("pre", "post"))
     assert isinstance(pre.norm, nn.LayerNorm)
     assert isinstance(post.norm, nn.Identity)
 
 
-def test_tokens():
+def test_tokens_are_embedded():
     model = make(SMALL[0], d_input=None, vocabulary=11)
     tokens = torch.randint(11, (2, 9), device=DEVICE)
     assert model(tokens).shape == (2, 9, 2)
@@ -119,7 +120,7 @@ def test_tokens():
 
 
 @pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
-def test_causal_says_what_the_network_does(config):
+def test_causal_matches_the_dependence_on_later_positions(config):
     model, x = make(config), random(1, 12, 3)
     changed = x.clone()
     changed[:, 6:] += 1
@@ -132,7 +133,7 @@ def test_causal_says_what_the_network_does(config):
 
 @pytest.mark.parametrize("sizes", [{}, {"pooled": True}], ids=str)
 @pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
-def test_padded_is_each_alone(config, sizes):
+def test_padded_batch_equals_single_sequences(config, sizes):
     model, x = make(config, **sizes), random(4, 20, 3)
     lengths = torch.tensor([20, 1, 13, 0], device=DEVICE)
     x[torch.arange(20, device=DEVICE) >= lengths[:, None]] = float("nan")
@@ -146,7 +147,7 @@ def test_padded_is_each_alone(config, sizes):
 
 
 @pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
-def test_gradients_of_a_padded_batch_are_those_of_each_alone(config):
+def test_gradients_of_a_padded_batch_equal_those_of_single_sequences(config):
     model, x = make(config), random(2, 20, 3)
     dout, lengths = random(2, 20, 2), torch.tensor([20, 11], device=DEVICE)
     parameters = list(model.parameters())
@@ -157,7 +158,7 @@ def test_gradients_of_a_padded_batch_are_those_of_each_alone(config):
 
 
 @pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
-def test_only_a_mixer_that_sees_padding_is_told_of_it(config):
+def test_only_mixers_affected_by_padding_receive_lengths(config):
     model, x = make(config), random(2, 9, 3)
     given = []
     for block in model.blocks:
@@ -173,7 +174,7 @@ def test_only_a_mixer_that_sees_padding_is_told_of_it(config):
         assert given[config.layers :] == [True] * config.layers
 
 
-def test_padding_of_tokens_may_be_anything():
+def test_tokens_of_the_padding_are_ignored():
     model = make(SMALL[0], d_input=None, vocabulary=11)
     tokens = torch.randint(11, (2, 9), device=DEVICE)
     tokens[1, 4:] = -100
@@ -202,7 +203,7 @@ def test_pooling(pooling):
 # ---------------------------------------------------------------------------------- pairs
 
 
-def test_two_documents():
+def test_pair_model_equals_its_definition():
     model = make(BOTH_WAYS[0], d_input=None, vocabulary=11, pair=True)
     tokens = torch.randint(11, (3, 2, 9), device=DEVICE)
     lengths = torch.tensor([[9, 4], [1, 9], [5, 5]], device=DEVICE)
@@ -220,21 +221,11 @@ def test_two_documents():
 
 
 @pytest.mark.parametrize("config", SMALL, ids=shown)
-def test_whole_is_chunks_is_steps(config):
-    model, x = make(config), random(2, 30, 3)
-    whole, state, outputs = model(x), None, []
-    for chunk in x[:, :20].split([1, 6, 13], dim=1):
-        y, state = model(chunk, state=state, return_state=True)
-        outputs.append(y)
-    assert_close(model(x[:, 20:], state=state), whole[:, 20:], 1e-10)
-    for x_t in x[:, 20:].unbind(1):
-        y, state = model.step(x_t, state)
-        outputs.append(y[:, None])
-    assert_close(torch.cat(outputs, dim=1), whole, 1e-10)
-    assert_close(model.step(x[:, 0], model.initial_state(2))[0], whole[:, 0], 1e-10)
+def test_whole_equals_chunks_equals_steps(config):
+    assert_streams(make(config), random(2, 30, 3))
 
 
-def test_padded_states():
+def test_states_of_a_padded_batch_equal_those_of_single_sequences():
     model, x = make(SMALL[4]), random(2, 12, 3)
     lengths = torch.tensor([11, 4], device=DEVICE)
     _, state = model(x[:, :11], lengths, return_state=True)
@@ -258,12 +249,12 @@ def test_padded_states():
     ],
     ids=str,
 )
-def test_sizes_that_cannot_be(sizes, sentence):
+def test_wrong_sizes_raise(sizes, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         make(SMALL[0], **sizes)
 
 
-def test_bad_input():
+def test_bad_input_raises():
     real, words = make(SMALL[0]), make(SMALL[0], d_input=None, vocabulary=5)
     pooled, pair = make(SMALL[0], pooled=True), make(SMALL[0], pair=True)
     both = make(BOTH_WAYS[0])
@@ -274,14 +265,14 @@ def test_bad_input():
         (lambda: real(x[:, :0]), "x has length 0: give it at least one position"),
         (lambda: real.step(x), r"x must have the shape \[B, 3\], not \[2, 9, 3\]"),
         (lambda: real(x, tokens[:, 0] * 9.0), "lengths must be whole numbers, not float32"),
-        (lambda: real(x, state=(None,)), "this model has 2 states, one a block, not 1"),
+        (lambda: real(x, state=(None,)), "this model has 2 states"),
         (lambda: words(x), r"x must have the shape \[B, L\], not \[2, 9, 3\]"),
         (lambda: words(x[..., 0]), "x must hold tokens, whole numbers, not float64"),
         (lambda: words(tokens[:, :0]), "x has length 0: give it at least one position"),
         (lambda: words(tokens.to("meta")), "x is on meta, the layer on"),
-        (lambda: pooled(x, return_state=True), "a pooled model answers once: it has no state"),
-        (lambda: pooled.step(x[:, 0]), "a pooled model answers once: it has no state"),
-        (lambda: pooled.initial_state(2), "a pooled model answers once: it has no state"),
+        (lambda: pooled(x, return_state=True), "a pooled model gives one output"),
+        (lambda: pooled.step(x[:, 0]), "a pooled model gives one output"),
+        (lambda: pooled.initial_state(2), "a pooled model gives one output"),
         (lambda: pair(x), r"x must have the shape \[B, 2, L, 3\], not \[2, 9, 3\]"),
         (lambda: pair(x[:, None].expand(2, 2, 9, 3), tokens[:, 0]), r"lengths must have the shape"),
         (lambda: both.step(x[:, 0]), "a bidirectional layer reads the future"),

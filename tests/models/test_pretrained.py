@@ -44,7 +44,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back(name, tmp_path):
+def test_saved_models_load_unchanged(name, tmp_path):
     make, x = MODELS[name]
     model = make().eval()
     save_pretrained(model, tmp_path / "model")
@@ -58,20 +58,20 @@ def test_there_and_back(name, tmp_path):
     assert next(from_pretrained(tmp_path / "model").parameters()).dtype == torch.float64
 
 
-def test_a_tokenizer_does_not_outlive_its_model(tmp_path):
+def test_saving_without_a_tokenizer_removes_the_old_one(tmp_path):
     save_pretrained(MODELS["language"][0](), tmp_path / "model", tokenizer=b"{}")
     save_pretrained(DLR(2, 2), tmp_path / "model")
     assert not (tmp_path / "model" / "tokenizer.json").exists()
 
 
-def test_what_fails_leaves_the_model_that_was_there(tmp_path, unchecked):
+def test_a_failed_save_keeps_the_old_model(tmp_path, unchecked):
     layer, x = DLR(2, 2), torch.randn(1, 5, 2)
     folder = save_pretrained(layer, tmp_path / "model")
     for wrong, sentence in (
         ({"tokenizer": "tokenizer.json"}, "tokenizer must be the bytes of a tokenizer.json"),
         ({"results": [1]}, "results must be values by name, not a list"),
-        ({"run": {"lr": torch.ones(1)}}, "what is to be written is no text or no JSON"),
-        ({"results": {"a\udc80": 1}}, "what is to be written is no text or no JSON"),
+        ({"run": {"lr": torch.ones(1)}}, "cannot be written as JSON"),
+        ({"results": {"a\udc80": 1}}, "cannot be written as JSON"),
     ):
         with pytest.raises(ValueError, match=sentence):
             save_pretrained(DLR(2, 3), folder, **wrong)
@@ -82,7 +82,7 @@ def test_what_fails_leaves_the_model_that_was_there(tmp_path, unchecked):
 
 
 @pytest.mark.parametrize("at", ["model.safetensors", "README.md", "config.json"])
-def test_what_is_not_written_to_its_end_may_be_written_again(at, tmp_path, monkeypatch):
+def test_an_interrupted_save_may_be_repeated(at, tmp_path, monkeypatch):
     folder, x = tmp_path / "model", torch.randn(1, 5, 2)
     for layer in (DLR(2, 2), DLR(2, 3)):  # a new folder, and one that has a model
 
@@ -106,9 +106,9 @@ def test_what_is_not_written_to_its_end_may_be_written_again(at, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "notes.txt", "README.md"])
-def test_folders_of_others_are_left_alone(name, tmp_path):
+def test_folders_with_other_files_are_refused(name, tmp_path):
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds something other"):
         save_pretrained(DLR(2, 2), tmp_path)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"mine")]
 
@@ -116,7 +116,7 @@ def test_folders_of_others_are_left_alone(name, tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"options": [1]}, "describes no model"),
+        ({"options": [1]}, "does not describe a model"),
         (
             {"model": "SequenceModel", "options": {"config": {"mixer": "json.tool.X"}}},
             "json.tool.X.*--trust",
@@ -132,7 +132,7 @@ def test_folders_of_others_are_left_alone(name, tmp_path):
     ],
     ids=["a list", "a module", "no mixer", "deep"],
 )
-def test_strange_descriptions(content, sentence, tmp_path, monkeypatch):
+def test_wrong_configurations_raise(content, sentence, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "json.tool", raising=False)
     whole = {"format": 1, "model": "DLR"}
     text = content if isinstance(content, str) else json.dumps(whole | content)
@@ -142,15 +142,15 @@ def test_strange_descriptions(content, sentence, tmp_path, monkeypatch):
     assert "json.tool" not in sys.modules
 
 
-def test_numbers_of_numpy(tmp_path, unchecked):
+def test_values_that_are_not_json_raise(tmp_path, unchecked):
     layer = DLR(2, 2, dt_min=np.float32(1e-3), dropout=np.float32(0.25))
     again = from_pretrained(save_pretrained(layer, tmp_path / "layer"))
     assert again.options() == layer.options()
     assert again.dropout_p == 0.25
 
 
-def test_a_file_imports_nothing(tmp_path, monkeypatch):
-    """A mixer of one's own: its module is imported by who trusts it, not by a file."""
+def test_loading_imports_nothing_untrusted(tmp_path, monkeypatch):
+    """A user's mixer: its module is imported only with `trust`."""
     (tmp_path / "own_layer.py").write_text(
         "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
         "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
@@ -167,7 +167,7 @@ def test_a_file_imports_nothing(tmp_path, monkeypatch):
     assert "own_layer" not in sys.modules
 
 
-def test_the_card_says_what_it_is(tmp_path):
+def test_the_card_describes_the_model(tmp_path):
     model = MODELS["language"][0]()
     results = {"test loss": 2.88}
     folder = save_pretrained(
@@ -214,7 +214,7 @@ def hub(tmp_path, monkeypatch):
     return made
 
 
-def test_to_the_hub_and_back(hub, tmp_path):
+def test_upload_and_download(hub, tmp_path):
     make, x = MODELS["pooled"]
     model = make().eval()
     folder = save_pretrained(model, tmp_path / "model")
@@ -224,7 +224,7 @@ def test_to_the_hub_and_back(hub, tmp_path):
     assert torch.equal(from_pretrained("somebody/small")(x), model(x))
 
 
-def test_what_cannot_be(hub, tmp_path):
+def test_wrong_names_and_models_raise(hub, tmp_path):
     def said(call, *arguments, **options):
         with pytest.raises(ValueError) as caught:  # noqa: PT011
             call(*arguments, **options)
@@ -238,14 +238,14 @@ def test_what_cannot_be(hub, tmp_path):
     (tmp_path / "mine" / "file").touch()
     layer = DLR(2, 2)
     assert said(save_pretrained, layer, tmp_path / "mine") == (
-        "X/mine holds something else than a model; choose another folder"
+        "X/mine holds something other than a model; choose another folder"
     )
     assert (
         said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
     )
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # a run's own
-    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something else")
+    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # that of a run
+    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something other")
     assert (tmp_path / "run" / "config.json").read_text() == '{"task": {}, "model": {}}'
     assert said(from_pretrained, "no/body") == (
         "there is no folder no/body, and the Hub does not give it: offline: no address found"

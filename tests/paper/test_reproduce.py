@@ -13,8 +13,8 @@ from dlrnn.paper.recipes import reproduce, run_path, status_of
 from dlrnn.paper.recipes import scale as scales
 from dlrnn.paper.recipes.outcome import Outcome, measured
 from dlrnn.paper.recipes.rows import make_row
-from dlrnn.train import RunFolder, load_best
-from dlrnn.train.evaluate import held_out, scores
+from dlrnn.train import RunDirectory, load_best
+from dlrnn.train.evaluation import held_out, scores
 
 MODULE = import_module("dlrnn.paper.recipes.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
@@ -52,7 +52,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     calls = trained(monkeypatch)
     [row] = run(tmp_path, "shift/dlr-1", seeds=(0, 1))
     assert (row.recipe, row.paper, row.seeds, row.status) == (SHIFT, {"R2": 1.0}, 2, "done")
-    results = [RunFolder(tmp_path / "tiny" / SHIFT / f"seed-{k}").result for k in (0, 1)]
+    results = [RunDirectory(tmp_path / "tiny" / SHIFT / f"seed-{k}").result for k in (0, 1)]
     values = [result["best"] for result in results]
     assert row.yours["R2"] == pytest.approx(sum(values) / 2)
     assert row.spread["R2"] == pytest.approx(abs(values[0] - values[1]))
@@ -68,7 +68,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
 
 def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
-    folder = RunFolder(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
     with open(folder.path / "records.jsonl", "a") as file:
         for step, R2 in ((7, 0.625), (8, 0.75), (9, 0.5), (10, math.nan)):
             file.write(
@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):
     assert status_of(recipes.get(SHIFT), tmp_path, "tiny") == "6 of 6 steps"
     assert run(tmp_path, "shift/dlr-1") == [row]
     assert calls == [folder, folder]
-    steps = [record["step"] for record in RunFolder(folder).records()]
+    steps = [record["step"] for record in RunDirectory(folder).records()]
     assert steps == sorted(steps)
 
 
@@ -101,7 +101,7 @@ def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     test = json.loads((folder / "test.json").read_text())
     model, task, config, _ = load_best(folder, torch.device("cpu"))
     by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
-    assert test.pop("step") == RunFolder(folder).result["best_step"]
+    assert test.pop("step") == RunDirectory(folder).result["best_step"]
     assert test == by_hand
     assert test != scores(model, task, held_out(task, config, "validation", torch.device("cpu")))
     assert row.yours == {name: 100 * test[name] for name in ("macro_f1", "macro_accuracy")}
@@ -163,8 +163,8 @@ def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatc
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
     monkeypatch.setattr(MODULE, "score_best", lambda *_: None)
     for wanted in (True, False):
-        run(tmp_path, "shift/dlr-1", until_plain=wanted)
-    assert [each["until_plain"] for each in given] == [True, False]
+        run(tmp_path, "shift/dlr-1", early_stop=wanted)
+    assert [each["early_stop"] for each in given] == [True, False]
 
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
 
 def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
-    folder = RunFolder(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
     lines = [
         {"step": k, "split": "validation", "loss": 0.1, "R2": value}
         for k, value in enumerate((math.nan, 0.3, 0.2))

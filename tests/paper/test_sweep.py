@@ -13,7 +13,7 @@ import pytest
 from dlrnn.paper.recipes import changed_path, chosen, run_config, run_path
 from dlrnn.paper.recipes.catalogue import get
 from dlrnn.paper.recipes.sweep import Job, Wanted, _command, sweep
-from dlrnn.train import RunFolder, with_overrides
+from dlrnn.train import RunDirectory, with_overrides
 
 STEPS = ["--steps", "3"]
 
@@ -89,7 +89,7 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     log = broken.with_suffix(".log")
     assert said[0] == f"table1/cummax/dlr-1, seed 0: goes on from step 3, {log}"
-    assert RunFolder.open(broken).result["steps"] == 3
+    assert RunDirectory.open(broken).result["steps"] == 3
 
 
 def test_only_what_has_a_checkpoint_goes_on(tmp_path):
@@ -133,7 +133,7 @@ def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
     rows = sweep(["table1/cumsum/dlr-1"], overrides=changes, scale="tiny", out="out")
     assert [row["status"] for row in rows] == ["done"]
     for row in rows:
-        config = RunFolder.open(path_of(row["recipe"], "out", overrides=changes)).config
+        config = RunDirectory.open(path_of(row["recipe"], "out", overrides=changes)).config
         assert (config.steps, config.model.mixer) == (3, "own_mixer.Twice")
         assert config.model.mixer_options == {}
 
@@ -161,7 +161,7 @@ def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number, jobs
     lines = said.strip().splitlines()
     stopped = sorted(line.partition("seed ")[2] for line in lines if line.endswith(": stopped"))
     assert stopped == [f"{k}: stopped" for k in range(jobs)]
-    assert lines[-1] == "dlrnn sweep: stopped; the same command goes on"
+    assert lines[-1].startswith("dlrnn sweep: stopped; the same command")
     for path in paths[:jobs]:
         (checkpoint,) = path.glob("step-*.safetensors")
         assert 0 < int(checkpoint.stem[5:]) < 4000
@@ -208,8 +208,8 @@ def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
     monkeypatch.setattr(module, "score_best", lambda *_: None)
     for wanted in (True, False):
-        sweep(["table1/cumsum/dlr-1"], until_plain=wanted, scale="tiny", out=tmp_path, device="cpu")
-    assert [("--until-plain" in command) for command in sent] == [True, False]
+        sweep(["table1/cumsum/dlr-1"], early_stop=wanted, scale="tiny", out=tmp_path, device="cpu")
+    assert [("--early-stop" in command) for command in sent] == [True, False]
     assert all(command[-2:] == ["--device", "cpu"] for command in sent[1:])
 
 

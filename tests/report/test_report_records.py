@@ -21,7 +21,7 @@ from dlrnn.report.records import VERSION, parse_record, stem
 from dlrnn.report.results import curve_bytes, read_curve
 from dlrnn.report.site import write_site
 from dlrnn.report.store import in_memory
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, with_overrides
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, from_json, with_overrides
 from dlrnn.train import train as run_training
 
 SHIFT = "table1/shift/dlr-1"
@@ -291,7 +291,8 @@ def test_a_language_model_that_was_examined(tmp_path):
     path.write_text(before)
     assert main(["eval", str(tmp_path / "run"), "--device", DEVICE.type]) == 0
     found = collect(tmp_path / "run")
-    last = [each for each in RunFolder(tmp_path / "run").records() if each["split"] == "train"][-1]
+    lines = RunDirectory(tmp_path / "run").records()
+    last = [each for each in lines if each["split"] == "train"][-1]
     for records in (stopped, found.records):
         assert [record.metric for record in records] == ["train_loss", "loss"]
         assert records[0].value == pytest.approx(last["loss"], rel=1e-5)

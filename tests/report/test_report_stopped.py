@@ -14,7 +14,7 @@ from dlrnn.report.layouts import make_tables
 from dlrnn.report.records import parse_record
 from dlrnn.report.site import write_site
 from dlrnn.train import with_overrides
-from dlrnn.train.plain import PLAIN
+from dlrnn.train.early_stopping import LEVELS
 
 SHIFT = "table1/shift/dlr-1"
 DSS = ("--model.mixer", "dss", "--model.mixer_options.d_state", "64")
@@ -69,7 +69,7 @@ def test_a_run_that_was_stopped(values, level, tiny, tmp_path, capsys):
         assert record.stopped == ""
         assert record.is_cut
     else:
-        least, most = PLAIN[level]
+        least, most = LEVELS[level]
         near = f"R2 between {least} and {most} for the last half of them"
         assert record.stopped == f"early after 20000 of 40000 steps: {near}"
         assert not record.is_cut
@@ -202,12 +202,12 @@ def test_a_folder_of_many_runs(tiny, tmp_path, capsys):
 
 def test_what_stopped_by_itself_says_so_at_every_size(tmp_path, capsys):
     out, small = tmp_path / "run", ["--scale", "tiny", "--eval_batches", "1", "--eval_every", "20"]
-    more = ["--until-plain", "--writer", "none", "--device", DEVICE.type, "--out", str(out)]
+    more = ["--early-stop", "--writer", "none", "--device", DEVICE.type, "--out", str(out)]
     assert main(["train", SHIFT, *small, "--steps", "3000", "--lr", "1e-3", *more]) == 0
     assert "stopped after" in capsys.readouterr().out
     (record,) = collect(out).records
     assert record.stopped.startswith(f"early after {record.steps} of 3000 steps: R2 between 0.99")
-    assert record.command.endswith("--until-plain")
+    assert record.command.endswith("--early-stop")
     assert record.scale == "tiny"
 
 

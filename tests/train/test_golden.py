@@ -14,7 +14,7 @@ import torch
 from support import DEVICE
 
 from dlrnn.paper import recipes
-from dlrnn.train import RunFolder, train
+from dlrnn.train import RunDirectory, train
 
 GOLDEN = Path(__file__).with_name("golden.json")
 NAMES = (
@@ -30,12 +30,12 @@ def losses(name: str, folder: str) -> list[float]:
     config = recipes.scaled(recipes.get(name), "tiny")
     every = {"log_every": 1, "eval_every": 20, "eval_batches": 1, "checkpoint_every": 20}
     train(folder, replace(config, steps=20, **every), show=False, writer="none")
-    return [r["loss"] for r in RunFolder.open(folder).records() if r["split"] == "train"]
+    return [r["loss"] for r in RunDirectory.open(folder).records() if r["split"] == "train"]
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="pinned on CPUs")
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_that_were_pinned(name, tmp_path):
+def test_losses_equal_the_golden_ones(name, tmp_path):
     expected = json.loads(GOLDEN.read_text())[name]
     assert len(expected) == 20
     assert losses(name, str(tmp_path / "run")) == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,4 @@
-"""A language model in the one loop: it learns, resumes exactly, keeps its tokenizer, writes."""
+"""Runs of language models: training, exact resume, evaluation, generation, export."""
 
 import json
 import math
@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import DEVICE, run_python, tiny_books, tiny_tokenizer
+from runs import QUIET
+from support import DEVICE, tiny_books, tiny_tokenizer
 
 from dlrnn import tasks
 from dlrnn.cli import main
 from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, causal, from_pretrained
 from dlrnn.train import (
     RunConfig,
-    RunFolder,
+    RunDirectory,
     TaskConfig,
     from_json,
     load_best,
@@ -21,11 +22,10 @@ from dlrnn.train import (
     train,
     with_overrides,
 )
-from dlrnn.train.checkpoint import checkpoints, read
-from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.generation import write
+from dlrnn.train.checkpoint import checkpoints, read_checkpoint
+from dlrnn.train.evaluation import held_out, scores
+from dlrnn.train.generation import generate_text
 
-QUIET = {"device": DEVICE.type, "show": False, "writer": "none"}
 SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
 SMALL = LanguageConfig(**SIZES, experts=4, dt_min=0.05, dt_max=0.5, kernel_length=32)
 
@@ -47,7 +47,7 @@ def config(folder):
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    """One that was trained for a while."""
+    """A trained run."""
     made = RunConfig(
         TaskConfig("pg19", {"length": 32, "folder": str(folder)}),
         SMALL,
@@ -58,19 +58,19 @@ def run(folder, tmp_path_factory):
     return path
 
 
-def test_it_learns_and_the_smallest_loss_is_the_best(run):
-    records = RunFolder.open(run).records()
-    judged = [record for record in records if record["split"] == "validation"]
-    assert judged[-1]["loss"] < 0.6 * math.log(32)
-    assert judged[-1]["perplexity"] == pytest.approx(math.exp(judged[-1]["loss"]))
-    result = RunFolder.open(run).result
+def test_training_lowers_the_loss_and_keeps_the_best(run):
+    records = RunDirectory.open(run).records()
+    evaluations = [record for record in records if record["split"] == "validation"]
+    assert evaluations[-1]["loss"] < 0.6 * math.log(32)
+    assert evaluations[-1]["perplexity"] == pytest.approx(math.exp(evaluations[-1]["loss"]))
+    result = RunDirectory.open(run).result
     assert result["metric"] == "loss"
-    assert result["best"] == min(record["loss"] for record in judged)
+    assert result["best"] == min(record["loss"] for record in evaluations)
     assert (run / "tokenizer.json").read_bytes() == tiny_tokenizer()
 
 
 def test_evaluation_is_the_mean_over_all_tokens(run):
-    """At twice the capacity; the last batch is smaller and counts for less."""
+    """The last batch is smaller and has less weight."""
     model, task, config, _ = load_best(run, DEVICE)
     found = scores(model, task, held_out(task, config, "test", DEVICE))
     batch = task.sample(21, split="test", device=DEVICE)
@@ -80,8 +80,8 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
     assert 21 % config.batch_size
 
 
-def test_the_causal_router_of_a_run(run):
-    """Thresholds learnt beside "top" serve about as many: the loss hardly changes."""
+def test_the_causal_router_has_nearly_the_same_loss(run):
+    """The thresholds learned with "top" choose about as many tokens."""
     model, task, config, _ = load_best(run, DEVICE)
     losses = []
     for each in (model, causal(model)):
@@ -90,14 +90,14 @@ def test_the_causal_router_of_a_run(run):
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
 
 
-def test_it_is_examined(run, capsys):
+def test_eval_reports_the_perplexity(run, capsys):
     assert main(["eval", str(run), "--json", "--device", DEVICE.type]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
 
 
-def test_how_far_a_run_looks_ahead(run):
-    """Another last token: with "top" earlier predictions move, with thresholds none of them."""
+def test_only_the_causal_router_ignores_later_tokens(run):
+    """A changed last token changes earlier predictions with "top", and none with thresholds."""
     model, task, _, _ = load_best(run, DEVICE)
     tokens = task.sample(16, split="test", device=DEVICE).inputs
     changed = tokens.clone()
@@ -111,71 +111,27 @@ def test_how_far_a_run_looks_ahead(run):
 
 
 @pytest.mark.parametrize("change", [{"accumulate": 2}, {"precision": "bf16"}])
-def test_micro_batches_and_bf16(config, tmp_path, change):
+def test_micro_batches_and_bf16_change_little(config, tmp_path, change):
     for name, run_config in (("plain", config), ("changed", replace(config, **change))):
         train(tmp_path / name, replace(run_config, steps=3), **QUIET)
-    plain, changed = (read(checkpoints(tmp_path / name)[-1])[0] for name in ("plain", "changed"))
+    plain, changed = (
+        read_checkpoint(checkpoints(tmp_path / name)[-1])[0] for name in ("plain", "changed")
+    )
     weights = "model.decoder.weight"
     if "accumulate" in change:
         assert (plain[weights] - changed[weights]).abs().max() < 1e-5
     losses = [
-        [r["loss"] for r in RunFolder.open(tmp_path / n).records()] for n in ("plain", "changed")
+        [r["loss"] for r in RunDirectory.open(tmp_path / n).records()] for n in ("plain", "changed")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if "accumulate" in change else 0.01)
     assert losses[0] != losses[1]
     assert all(tensor.dtype == torch.float32 for name, tensor in changed.items())
 
 
-SCRIPT = """
-import os, signal, sys, time, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-import torch
-torch.set_num_threads(1)
-import lightning_fabric.strategies.model_parallel  # what a child would load first, and be killed in
-from dlrnn.train import from_json, train
-base = sys.argv[1]
-config = from_json(open(base + "/config.json").read())
-quiet = {"show": False, "writer": "none"}
-
-def child(path, resumes):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            train(path, None if resumes else config, **quiet)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-        os._exit(0)
-    return pid
-
-assert os.waitpid(child(base + "/whole", False), 0)[1] == 0
-for kill in range(2):
-    pid = child(base + "/broken", kill > 0)
-    while not (os.path.exists(base + "/broken") and any(
-        name > f"step-{20 + 25 * kill:09d}" and name.endswith("tensors") and name[0] == "s"
-        for name in os.listdir(base + "/broken"))):
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "it was over"
-assert os.waitpid(child(base + "/broken", True), 0)[1] == 0
-"""
-
-
-def test_kill_and_resume_give_the_same_bytes(config, tmp_path):
-    few = replace(config, steps=90, accumulate=2, checkpoint_every=7)
-    (tmp_path / "config.json").write_text(few.to_json())
-    run_python(SCRIPT, str(tmp_path))
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    names = {path.name for path in whole.glob("*.safetensors")}
-    assert len(names) == 3
-    for name in (*names, "records.jsonl", "config.json", "tokenizer.json"):
-        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
-
-
 # ---------------------------------------------------------------------------------- configuration
 
 
-def test_a_run_describes_a_language_model(config):
+def test_the_configuration_of_a_language_model(config):
     assert from_json(config.to_json()) == config
     changed = with_overrides(config, ["--model.experts", "2", "--model.router", "threshold"])
     assert changed.model == replace(SMALL, experts=2, router="threshold")
@@ -188,7 +144,7 @@ def test_a_run_describes_a_language_model(config):
         with_overrides(config, ["--model.mixer_options.d_state", "4"])
 
 
-def test_a_vocabulary_that_is_too_small(config, tmp_path):
+def test_a_vocabulary_that_is_too_small_raises(config, tmp_path):
     small = replace(config, model=replace(SMALL, vocabulary=31))
     with pytest.raises(
         ValueError, match=r"has 32 tokens, more than .* 31: say --model\.vocabulary 32"
@@ -197,11 +153,11 @@ def test_a_vocabulary_that_is_too_small(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------- generation
 
 
-def test_it_writes_as_it_was_taught(run, tmp_path, capsys):
-    said = list(write(run, "w0 w1 w4", tokens=8, temperature=0.0, device=DEVICE.type))
+def test_generate_prints_the_text(run, tmp_path, capsys):
+    said = list(generate_text(run, "w0 w1 w4", tokens=8, temperature=0.0, device=DEVICE.type))
     assert len(said) == 8
     assert all(piece.startswith(" ") for piece in said)
     where = ["--device", DEVICE.type]
@@ -214,9 +170,9 @@ def test_it_writes_as_it_was_taught(run, tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
-def test_a_run_writes_without_its_data(run, tmp_path):
-    """The tokenizer lies in the run."""
-    there = RunFolder.open(run)
+def test_generate_needs_no_data_set(run, tmp_path):
+    """The run directory contains the tokenizer."""
+    there = RunDirectory.open(run)
     settings = json.loads((there.path / "config.json").read_text())
     settings["task"]["settings"]["folder"] = str(tmp_path / "gone")
     copy = tmp_path / "run"
@@ -224,7 +180,7 @@ def test_a_run_writes_without_its_data(run, tmp_path):
     (copy / "config.json").write_text(json.dumps(settings))
     for name in ("best.safetensors", "tokenizer.json"):
         (copy / name).write_bytes((run / name).read_bytes())
-    assert list(write(copy, "w0", tokens=3)) == list(write(run, "w0", tokens=3))
+    assert list(generate_text(copy, "w0", tokens=3)) == list(generate_text(run, "w0", tokens=3))
 
 
 def sentence(capsys, *arguments):
@@ -234,7 +190,7 @@ def sentence(capsys, *arguments):
     return line.removeprefix("dlrnn generate: ")
 
 
-def test_what_cannot_be_written(run, config, tmp_path, capsys):
+def test_generate_refuses_wrong_arguments(run, config, tmp_path, capsys):
     ask = ("--prompt", "w1")
     assert sentence(capsys, run, "--prompt", " ") == "the prompt is empty: give at least one word"
     said = sentence(capsys, run, *ask, "--top-p", "1.5")
@@ -243,19 +199,19 @@ def test_what_cannot_be_written(run, config, tmp_path, capsys):
     assert "is not the folder of a run" in sentence(capsys, tmp_path, *ask)
     shift = RunConfig(TaskConfig("shift"), ModelConfig("dlr", {"d_state": 4}))
     (tmp_path / "config.json").write_text(shift.to_json())
-    assert "is no language model: it was trained on shift" in sentence(capsys, tmp_path, *ask)
+    assert "is not a language model: it was trained on shift" in sentence(capsys, tmp_path, *ask)
     (tmp_path / "config.json").write_text(config.to_json())
     assert "has no tokenizer.json" in sentence(capsys, tmp_path, *ask)
     (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer())
     assert "best.safetensors: there is no such file" in sentence(capsys, tmp_path, *ask)
 
 
-def test_tasks_of_sets_are_what_they_say():
+def test_pg19_is_a_language_task():
     assert tasks.get("pg19").kind == "language"
     assert main(["tasks", "--json"]) == 0
 
 
-def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
+def test_export_writes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     assert main(["export", str(run), str(tmp_path / "model")]) == 0
     assert capsys.readouterr().out == f"the model is in {tmp_path / 'model'}\n"
     model, task, _, _ = load_best(run, torch.device("cpu"))
@@ -263,7 +219,7 @@ def test_a_run_becomes_a_folder_for_from_pretrained(run, tmp_path, capsys):
     assert torch.equal(from_pretrained(tmp_path / "model")(tokens), model(tokens))
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tiny_tokenizer()
     with pytest.raises(ValueError, match="model is an exported model; name the run that it was"):
-        write(tmp_path / "model", "a")
+        generate_text(tmp_path / "model", "a")
     assert main(["eval", str(tmp_path / "model")]) == 2
     assert "model is an exported model; name the run" in capsys.readouterr().err
     card = (tmp_path / "model" / "README.md").read_text()

@@ -1,76 +1,91 @@
-"""Killed at any instant and gone on with, a run ends with the same bytes."""
+"""A run that was killed at any moment and resumed ends with the same bytes."""
 
 import json
 
 import pytest
-from support import run_python
+from runs import assert_same_files, assert_same_run
+from support import run_python, tiny_books
 
-# The parent loads everything once and forks a child a time; each is killed (-9) at a random moment.
+from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.train import RunConfig, TaskConfig
+
+# The parent imports everything and forks children, which are killed (-9) at random moments.
 SCRIPT = """
 import os, random, shutil, signal, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore", DeprecationWarning)  # fork, with threads that do nothing
 import torch
 torch.set_num_threads(1)
-import lightning_fabric.strategies.model_parallel  # what a child would load first, and be killed in
-from dlrnn.models import ModelConfig
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
+import lightning_fabric.strategies.model_parallel  # otherwise children spend their time on it
+from dlrnn.train import from_json, train
 
-case, base, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
-every = dict(log_every=5, eval_every=20, eval_batches=2, checkpoint_every=9)
-dlr = ModelConfig("dlr", {"d_state": 8}, d_model=8)
-drops = {"heads": 2, "dropout": 0.2, "bidirectional": True}
-CASES = {
-    "regression": RunConfig(TaskConfig("shift", {"length": 16}), dlr, steps=1500, batch_size=4,
-                            lr=1e-3, accumulate=2, schedule="cosine", warmup=30, **every),
-    "dropout": RunConfig(TaskConfig("pathfinder"), ModelConfig("attention", drops, d_model=8),
-                         steps=60, batch_size=2, lr=1e-3, **every),
-}
-config = CASES[case]
+base, kills, longest = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+config = from_json(Path(base, "config.json").read_text())
 config.make_task().sample(1)  # compiled once
 
-def child(work):
+def child(path):
     pid = os.fork()
     if pid == 0:
         try:
-            work()
+            begun = os.path.exists(path + "/config.json")
+            train(path, None if begun else config, show=False, writer="none")
         except BaseException as error:
             print(repr(error), flush=True)
             os._exit(1)
         os._exit(0)
     return pid
 
-quiet = {"show": False, "writer": "none"}
-pid = child(lambda: train(base + "/whole", config, **quiet))
-assert os.waitpid(pid, 0)[1] == 0
+assert os.waitpid(child(base + "/whole"), 0)[1] == 0
 
-broken, path = base + "/broken", base + "/broken/config.json"
-moments, done, longest = random.Random(0), 0, float(sys.argv[4])
+broken = base + "/broken"
+moments, done = random.Random(0), 0
 while done < kills or not list(Path(broken).glob("step-*")):
-    pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
+    pid = child(broken)
     time.sleep(moments.uniform(0, longest))
     os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
     if os.WIFSIGNALED(status):
         done += 1
         longest *= 1.1 if done > kills else 1  # a slow machine: some kill comes after a checkpoint
-    else:  # a fast one: it was over before that; once more, killed earlier
+    else:  # a fast machine: the run was complete; kill it earlier
         assert status == 0
         shutil.rmtree(broken)
         done, longest = 0, longest / 2
-pid = child(lambda: train(broken, None if os.path.exists(path) else config, **quiet))
-assert os.waitpid(pid, 0)[1] == 0
+assert os.waitpid(child(broken), 0)[1] == 0
 """
 
+EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 9}
+DLR = ModelConfig("dlr", {"d_state": 8}, d_model=8)
+DROPOUT = ModelConfig("attention", {"heads": 2, "dropout": 0.2, "bidirectional": True}, d_model=8)
+WARMUP = {"schedule": "cosine", "warmup": 30}
+SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
+EXPERTS = LanguageConfig(**SIZES, experts=4, dt_min=0.05, dt_max=0.5, kernel_length=32)
 
-@pytest.mark.parametrize(("case", "kills", "longest"), [("regression", 8, 0.5), ("dropout", 3, 1)])
-def test_kill_and_resume_give_the_same_bytes(case, kills, longest, tmp_path):
-    run_python(SCRIPT, case, str(tmp_path), str(kills), str(longest))
+
+def regression(_):
+    settings = {**EVERY, **WARMUP, "batch_size": 4, "accumulate": 2, "lr": 1e-3}
+    return RunConfig(TaskConfig("shift", {"length": 16}), DLR, steps=1500, **settings)
+
+
+def dropout(_):
+    return RunConfig(TaskConfig("pathfinder"), DROPOUT, steps=60, batch_size=2, lr=1e-3, **EVERY)
+
+
+def language(folder):
+    task = TaskConfig("pg19", {"length": 32, "folder": str(tiny_books(folder))})
+    settings = {**EVERY, "batch_size": 4, "accumulate": 2, "lr": 1e-2, "weight_decay": 0.1}
+    return RunConfig(task, EXPERTS, steps=90, **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "kills", "longest"), [(regression, 8, 0.5), (dropout, 3, 1), (language, 3, 1)]
+)
+def test_kill_and_resume_give_the_same_bytes(config, kills, longest, tmp_path):
+    (tmp_path / "config.json").write_text(config(tmp_path).to_json())
+    run_python(SCRIPT, str(tmp_path), str(kills), str(longest))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    names = {path.name for path in whole.glob("*.safetensors")}
-    assert len(names) == 3
-    for name in (*names, "records.jsonl", "config.json"):
-        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    assert_same_run(whole, broken)
+    assert_same_files(whole, broken, [path.name for path in whole.glob("tokenizer.json")])
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, broken)]
     for result in results:
         del result["seconds"], result["seconds_from_step"]

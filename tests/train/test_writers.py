@@ -1,4 +1,4 @@
-"""Scalars in TensorBoard and in W&B, of a run that was stopped and went on, too."""
+"""Scalars in TensorBoard and W&B, also after a resume."""
 
 import importlib
 import json
@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
+from runs import fails_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrnn.models import ModelConfig
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
-from dlrnn.train.step import TrainingStep
-from dlrnn.train.writers import open_writer
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
+from dlrnn.train.logging import open_writer
 
 CONFIG = RunConfig(
     task=TaskConfig("cumsum", {"length": 8}),
@@ -32,7 +32,7 @@ class Run:
     def __init__(self, **about):
         self.path = Path(about["dir"]) / "sent.jsonl"
         self.step = 0
-        if self.path.exists():  # it goes on after what it has
+        if self.path.exists():  # a resumed run continues after its last step
             lines = self.path.read_text().splitlines()
             self.step = max(json.loads(line)[0] for line in lines) + 1
         self.write(self.step, about)
@@ -56,7 +56,7 @@ def init(**about):
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """No test meets the wandb of another."""
+    """Each test imports its own wandb."""
     there = sys.modules.pop("wandb", None)
     yield
     sys.modules.pop("wandb", None)
@@ -66,7 +66,7 @@ def forgotten():
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    """A wandb that keeps what it is sent; its file, to be written anew."""
+    """The path of a fake wandb that records what it receives."""
     place = tmp_path / "installed" / "wandb"
     place.mkdir(parents=True)
     (place / "__init__.py").write_text(SERVICE)
@@ -74,19 +74,10 @@ def service(tmp_path, monkeypatch):
     return place / "__init__.py"
 
 
-def in_two_parts(path, writer, monkeypatch):
-    """Killed after step 7, that is: what it wrote after the checkpoint of step 4 comes again."""
-    own = TrainingStep.__call__
-
-    def killed(self, step, batches):
-        own(self, step, batches)
-        if step == 6:
-            raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingStep, "__call__", killed)
-        with pytest.raises(MemoryError):
-            train(path, CONFIG, device="cpu", show=False, writer=writer)
+def in_two_parts(path, writer):
+    """Killed after step 7 and resumed from step 4, a run writes steps 5 to 7 twice."""
+    with fails_at(7):
+        train(path, CONFIG, device="cpu", show=False, writer=writer)
     time.sleep(1.1)  # files of TensorBoard are named, and read, by the second
     train(path, device="cpu", show=False, writer=writer)
 
@@ -97,9 +88,9 @@ def recorded(path, split, name):
     return {line["step"]: line[name] for line in lines if line["split"] == split}
 
 
-def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
+def test_tensorboard_shows_each_step_once(tmp_path):
     path = tmp_path / "run"
-    in_two_parts(path, "tensorboard", monkeypatch)
+    in_two_parts(path, "tensorboard")
     events = EventAccumulator(str(path / "tensorboard")).Reload()
     for tag in ("loss/train", "lr/train", "R2/validation", "loss/validation"):
         name, _, split = tag.partition("/")
@@ -109,9 +100,9 @@ def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("service")
-def test_wandb_goes_on_with_its_run(tmp_path, monkeypatch):
+def test_wandb_resumes_its_run(tmp_path):
     path = tmp_path / "run"
-    in_two_parts(path, "wandb", monkeypatch)
+    in_two_parts(path, "wandb")
     sent = [json.loads(line) for line in (path / "sent.jsonl").read_text().splitlines()]
     begun = [values for _, values in sent if "id" in values]
     assert len(begun) == 2
@@ -129,11 +120,11 @@ def test_wandb_goes_on_with_its_run(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("service")
 @pytest.mark.parametrize("kept", [None, ""])
-def test_wandb_takes_the_id_it_is_told(tmp_path, monkeypatch, kept):
-    """Unless there is one already; an empty file is none."""
+def test_wandb_uses_the_given_id(tmp_path, monkeypatch, kept):
+    """An id on disk comes first; an empty file is not an id."""
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     (tmp_path / "run").mkdir()
-    RunFolder.create(tmp_path / "run", CONFIG)
+    RunDirectory.create(tmp_path / "run", CONFIG)
     if kept is not None:
         (tmp_path / "run" / "wandb").mkdir()
         (tmp_path / "run" / "wandb" / "id").write_text(kept)
@@ -144,8 +135,8 @@ def test_wandb_takes_the_id_it_is_told(tmp_path, monkeypatch, kept):
     assert ids == ["mine", "mine"]
 
 
-def test_wandb_that_is_not_there_makes_no_folder(tmp_path, monkeypatch):
-    """Nor is it there where its files lie in the folder from which one trains."""
+def test_missing_wandb_makes_no_folder(tmp_path, monkeypatch):
+    """A folder `wandb` in the current folder does not count as installed."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for folder in (None, "wandb"):
         if folder:
@@ -157,8 +148,8 @@ def test_wandb_that_is_not_there_makes_no_folder(tmp_path, monkeypatch):
         assert not (tmp_path / "run").exists()
 
 
-def test_what_wandb_refuses_is_a_sentence(tmp_path, service):
+def test_errors_of_wandb_are_one_sentence(tmp_path, service):
     service.write_text("def init(**about):\n    raise Exception('no key')\n")
     with pytest.raises(ValueError, match=r"^W&B: no key"):
         train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="wandb")
-    train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="none")  # which is begun anew
+    train(tmp_path / "run", CONFIG, device="cpu", show=False, writer="none")

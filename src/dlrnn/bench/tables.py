@@ -21,8 +21,7 @@ from dlrnn.paper.recipes import table3
 from dlrnn.paper.recipes.paper import row_of, table
 from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, make_model, train
-from dlrnn.train.processes import make_fabric
-from dlrnn.train.step import TrainingStep, forward, make_optimizer
+from dlrnn.train.step import TrainingStep, forward, make_step
 
 GROUPS = (
     ("dlr-1", "dss-1", "attention-1", "dlr-6", "attention-ff-1"),  # L 4096
@@ -93,7 +92,7 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     On a GPU several updates are timed together, because the loop does not wait for each. Batches
     that the host makes are made before and used again, because the loop prefetches them.
     """
-    step, times = training_step(config, device), []
+    step, times = make_step(config, device), []
     many = 20 if step.task.on_device else 5
     together, warm = (many, 1) if device.type == "cuda" else (1, 6)
     parts = [None if step.task.on_device else step.samples(k) for k in range(together)]
@@ -105,16 +104,6 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
         synchronize(device)
         times.append((time.perf_counter() - start) / together)
     return 1e3 * statistics.median(times[warm:])
-
-
-def training_step(config: RunConfig, device: torch.device) -> TrainingStep:
-    """The step of a run's training loop, with a new model."""
-    fabric = make_fabric(str(device), config.precision)
-    task = config.make_task()
-    model = make_model(config, task).to(device)
-    optimizer = make_optimizer(config, model, device)
-    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    return TrainingStep(config, task, wrapped, wrapped_optimizer, fabric)
 
 
 def loop_overhead(steps: int = 600) -> dict[str, float]:

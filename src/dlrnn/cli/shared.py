@@ -1,4 +1,4 @@
-"""What every command shares: options, and how results are printed."""
+"""Options and printing that several commands share."""
 
 import argparse
 import json
@@ -12,11 +12,11 @@ from typing import Any
 from dlrnn.common.untrusted import printable
 
 IN_USE = 75
-"""The exit status where another process has what was asked for: try again later."""
+"""The exit status if another process uses the run: try again later."""
 
 
 def command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    """A command that can print JSON."""
+    """Add a command with the option `--json`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
     )
@@ -26,10 +26,8 @@ def command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentP
 
 
 def device_option(parser: argparse.ArgumentParser) -> None:
-    """`--device`."""
-    parser.add_argument(
-        "--device", default=None, help="cpu or cuda; default: cuda where there is one"
-    )
+    """Add the option `--device`."""
+    parser.add_argument("--device", default=None, help="cpu or cuda; default: cuda if available")
 
 
 def count(text: str) -> int:
@@ -40,7 +38,7 @@ def count(text: str) -> int:
 
 
 def resolve(device: str | None) -> str:
-    """The device that was asked for, or the best there is."""
+    """The given device, or by default cuda if it is available; a missing device raises."""
     import torch
 
     if device is None:
@@ -56,57 +54,57 @@ def resolve(device: str | None) -> str:
     return device
 
 
-def speaks() -> bool:
-    """One process of several, for all."""
+def is_rank_zero() -> bool:
+    """Whether this is the process that prints, of several that torchrun started."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 
-def own_line(error: BaseException) -> str:
-    """The last line of somebody's own code on the way to an error, or to its cause, in brackets.
+def user_line(error: BaseException) -> str:
+    """The last line of the user's code in a traceback, as ` (FILE, line N)`; "" if there is none.
 
-    "" if there is none: what is installed is nobody's own, nor is this package.
+    Installed packages, the standard library and this package are not the user's code.
     """
     each: BaseException | None = error
     while each is not None:
         for frame in reversed(traceback.extract_tb(each.__traceback__)):
-            if _is_own(frame.filename):
+            if _is_user_code(frame.filename):
                 return f" ({Path(frame.filename).name}, line {frame.lineno})"
         each = each.__cause__
     return ""
 
 
-def _is_own(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     path, installed = Path(file), {"site-packages", "dist-packages"}
     others = (sysconfig.get_path("stdlib"), Path(__file__).parents[1])
-    made = file.startswith("<") or "torchinductor_" in file  # by a program
+    generated = file.startswith("<") or "torchinductor_" in file
     elsewhere = any(path.is_relative_to(each) for each in others)
-    return not (made or elsewhere or installed & set(path.parts))
+    return not (generated or elsewhere or installed & set(path.parts))
 
 
 def say(text: str) -> None:
-    """Print a line to stdout; text that comes from a file or a path cannot control the terminal."""
+    """Print a line to stdout; control characters are escaped."""
     print(printable(text))
 
 
 def warn(text: str) -> None:
-    """Print a line to stderr, in the same way."""
+    """Print a line to stderr; control characters are escaped."""
     print(printable(text), file=sys.stderr)
 
 
 def trust_option(parser: argparse.ArgumentParser) -> None:
-    """`--trust`."""
+    """Add the option `--trust`."""
     text = "import the mixer that the run's files name, which runs its code (SECURITY.md)"
     parser.add_argument("--trust", action="store_true", help=text)
 
 
 def print_json(value: Any) -> int:
-    """Print, and say that all went well."""
+    """Print a value as JSON; returns the exit status 0."""
     print(json.dumps(value, indent=1))
     return 0
 
 
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table of rows that have the same keys."""
+    """Print a table of rows that have the same keys."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +112,9 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     table = Table()
     for name, value in rows[0].items():
         justify: Any = "left" if isinstance(value, str) else "right"
-        table.add_column(Text(name), justify=justify, overflow="fold")  # a name is never cut
+        table.add_column(
+            Text(name), justify=justify, overflow="fold"
+        )  # names are wrapped, not truncated
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row.values()))
     print(printable(title))
@@ -123,7 +123,7 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def shown(value: object) -> str:
-    """A cell."""
+    """A value as the text of a table cell."""
     if value is None:
         return "-"
     if isinstance(value, bool):

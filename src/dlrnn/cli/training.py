@@ -5,16 +5,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn.cli.settings import overridden
 from dlrnn.cli.shared import (
     command,
     count,
     device_option,
+    is_rank_zero,
     print_json,
     print_table,
     resolve,
     say,
-    speaks,
     trust_option,
     warn,
 )
@@ -26,8 +25,8 @@ SCALES = ("full", "short", "tiny")
 
 
 def add(commands: Any) -> None:
-    """Their parsers."""
-    train = command(commands, "train", _train, "train a recipe, or go on with a run")
+    """Add the parsers of these commands."""
+    train = command(commands, "train", _train, "train a recipe, or resume a run")
     train.set_defaults(takes_overrides=True)
     train.usage = "dlrnn train RECIPE [--out RUN] [--scale tiny] [--steps 100 ...] | --resume RUN"
     train.epilog = (
@@ -36,51 +35,57 @@ def add(commands: Any) -> None:
         " --model.mixer_options.d_state 64; `dlrnn recipes --show RECIPE` prints them all."
     )
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="see `dlrnn recipes`")
-    train.add_argument("--out", type=Path, metavar="RUN", help="a new folder; default: runs/...")
-    train.add_argument("--resume", type=Path, metavar="RUN", help="the folder of a stopped run")
+    train.add_argument("--out", type=Path, metavar="RUN", help="a new directory; default: runs/...")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="the directory of a stopped run")
     _scale(train)
     _devices(train)
-    _until_plain(train)
+    _early_stop(train)
     trust_option(train)
     train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
 
-    evaluate = command(commands, "eval", _eval, "test the best checkpoint of a run; draw it")
+    evaluate = command(
+        commands, "eval", _eval, "evaluate the best checkpoint of a run, and draw predictions"
+    )
     evaluate.add_argument("run_folder", type=Path, metavar="RUN")
     evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
     device_option(evaluate)
     trust_option(evaluate)
 
-    listed = command(commands, "recipes", _recipes, "every number of the paper: paper, ours, yours")
-    some = "a table, a task, a pattern: table1, table1/shift, 'table1/*/dlr-1'"
+    listed = command(
+        commands, "recipes", _recipes, "list every number of the paper, with ours and yours"
+    )
+    some = "tables, tasks or patterns: table1, table1/shift, 'table1/*/dlr-1'"
     listed.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"{some}; default: all")
     listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
     listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
     _scale(listed)
 
-    again = command(commands, "reproduce", _reproduce, "train what a table lacks, and write it")
+    again = command(
+        commands, "reproduce", _reproduce, "train the missing runs of a table, and write the table"
+    )
     again.add_argument("table", metavar="TABLE", help="table1 ... table6")
-    again.add_argument("--only", metavar="TASK/MODEL", help="one of its cells, e.g. shift/dlr-1")
-    again.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
-    again.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
-    _until_plain(again)
-    _scale(again)
-    device_option(again)
+    again.add_argument("--only", metavar="TASK/MODEL", help="only these cells, e.g. shift/dlr-1")
+    _several_runs(again)
 
-    sweep = command(commands, "sweep", _sweep, "many recipes and seeds, in several processes")
+    sweep = command(commands, "sweep", _sweep, "train many recipes and seeds in several processes")
     sweep.set_defaults(takes_overrides=True)
     sweep.usage = "dlrnn sweep RECIPE ... [--seeds 3] [--jobs 2] [--scale tiny] [--steps 100 ...]"
     sweep.epilog = (
-        "Any setting can be changed for all of them, as `dlrnn train` does it for one:"
+        "Any setting can be changed for all recipes, as with `dlrnn train`:"
         " dlrnn sweep 'table1/*/dlr-1' --scale tiny --model.mixer my_package.MyLayer"
     )
     sweep.add_argument("recipes", nargs="+", metavar="RECIPE", help=f"names, or {some}")
-    sweep.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
-    sweep.add_argument("--jobs", type=count, default=1, help="processes at once")
+    sweep.add_argument("--jobs", type=count, default=1, help="number of parallel processes")
     sweep.add_argument("--slurm", metavar="PARTITION", help="submit to Slurm instead")
-    sweep.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
-    _until_plain(sweep)
-    _scale(sweep)
-    device_option(sweep)
+    _several_runs(sweep)
+
+
+def _several_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="seeds 0 .. N-1")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    _early_stop(parser)
+    _scale(parser)
+    device_option(parser)
 
 
 def _scale(parser: argparse.ArgumentParser) -> None:
@@ -88,46 +93,48 @@ def _scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=SCALES, default="full", help=text)
 
 
-def _until_plain(parser: argparse.ArgumentParser) -> None:
-    text = "stop early where the metric is plainly at 1, or at 0 after half of the steps"
-    parser.add_argument("--until-plain", action="store_true", help=text)
+def _early_stop(parser: argparse.ArgumentParser) -> None:
+    text = "end a run whose metric stays at 1, or at 0 after half of the steps"
+    parser.add_argument("--early-stop", action="store_true", help=text)
+    text = argparse.SUPPRESS  # the name of this option in the commands that results/ records
+    parser.add_argument("--until-plain", dest="early_stop", action="store_true", help=text)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
     device_option(parser)
-    text = "of this machine; default: what torchrun says, else 1"
+    text = "processes on this machine; default: what torchrun says, else 1"
     parser.add_argument("--devices", type=count, help=text)
     parser.add_argument("--nodes", type=count, help="machines; default: what torchrun says, else 1")
-    text = "the processes share the parameters (FSDP) instead of having a copy each"
+    text = "share the parameters among the processes (FSDP), instead of a copy in each"
     parser.add_argument("--sharded", action="store_true", help=text)
 
 
 def _train(given: argparse.Namespace) -> int:
-    from dlrnn.train import RunFolder, train
+    from dlrnn.train import RunDirectory, train
 
-    names = ("devices", "nodes", "sharded", "writer", "until_plain", "trust")
+    names = ("devices", "nodes", "sharded", "writer", "early_stop", "trust")
     options = {name: getattr(given, name) for name in names}
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
         path, config = _run_of(given)
     elif given.recipe or given.overrides or given.out or given.scale != "full":
         more = "for other settings, or more steps, begin a new one"
-        raise ValueError(f"--resume goes on with a run as it is: {more}")
+        raise ValueError(f"--resume takes no other settings than those of the run: {more}")
     else:
         path, config = given.resume, None
-    complete = config is None and RunFolder.open(path).result is not None
+    complete = config is None and RunDirectory.open(path).result is not None
     try:
         result = train(path, config, **options)
     except KeyboardInterrupt:
-        if speaks() and (path / "config.json").is_file():
+        if is_rank_zero() and (path / "config.json").is_file():
             print(file=sys.stderr)
-            warn(f"go on with: dlrnn train --resume {path}")
+            warn(f"continue with: dlrnn train --resume {path}")
         raise
-    if not speaks():
+    if not is_rank_zero():
         return 0
     if complete:
-        said = f"complete already, after {result['steps']} steps: nothing was done"
-        warn(f"dlrnn train: {path} is {said}")
+        already = f"complete already, after {result['steps']} steps: nothing was done"
+        warn(f"dlrnn train: {path} is {already}")
     if given.json:
         return print_json({"run": str(path), **result})
     metric = result["metric"]
@@ -138,29 +145,28 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
-    """The folder and the configuration that were asked for."""
+    """The directory and the configuration of a new run."""
     from dlrnn.paper import recipes
+    from dlrnn.train import with_overrides
 
     if given.recipe is None:
         raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
     if given.recipe not in recipes.RECIPES and any(w in recipes.RECIPES for w in given.overrides):
         raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ...")
     recipe = recipes.get(given.recipe)
-    own = recipes.scaled(recipe, given.scale)
-    config = overridden(own, given.overrides)
-    for note in _not_inherited(own, config) if speaks() else ():
+    unchanged = recipes.scaled(recipe, given.scale)
+    config = with_overrides(unchanged, given.overrides)
+    for note in _not_inherited(unchanged, config) if is_rank_zero() else ():
         warn(note)
     return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
 
 
-def _not_inherited(own: "RunConfig", config: "RunConfig") -> list[str]:
-    """Another mixer begins with its own defaults, which few expect of `bidirectional` or `glu`;
-    another task with its own, which are the paper's sizes.
-    """
-    options = getattr(own.model, "mixer_options", {})
+def _not_inherited(old: "RunConfig", new: "RunConfig") -> list[str]:
+    """Notes that another mixer or task starts from its own defaults."""
+    options = getattr(old.model, "mixer_options", {})
     changes = (
-        (own.model.mixer, config.model.mixer, options, "model.mixer_options"),
-        (own.task.name, config.task.name, own.task.settings, "task.settings"),
+        (old.model.mixer, new.model.mixer, options, "model.mixer_options"),
+        (old.task.name, new.task.name, old.task.settings, "task.settings"),
     )
     return [
         f"note: {after} does not inherit the settings of {before} ({', '.join(known)});"
@@ -171,10 +177,10 @@ def _not_inherited(own: "RunConfig", config: "RunConfig") -> list[str]:
 
 
 def _eval(given: argparse.Namespace) -> int:
-    from dlrnn.train.examine import examine_run
+    from dlrnn.train.evaluation import evaluate_run
 
     device = resolve(given.device)
-    result = examine_run(given.run_folder, split=given.split, device=device, trust=given.trust)
+    result = evaluate_run(given.run_folder, split=given.split, device=device, trust=given.trust)
     if given.json:
         return print_json(result)
     so_far = "" if result["complete"] else ", so far: the run is not complete"
@@ -222,7 +228,7 @@ def _recipes(given: argparse.Namespace) -> int:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """By recipe, as `dlrnn report` would write them; with a star, if it would not judge them."""
+    """Our numbers by recipe; a star marks those that `dlrnn report` does not compare."""
     from dlrnn.report.cells import our_number
     from dlrnn.report.layouts import make_tables
     from dlrnn.report.results import read_results
@@ -251,7 +257,7 @@ def _reproduce(given: argparse.Namespace) -> int:
         seeds=range(given.seeds),
         out=given.out,
         device=resolve(given.device),
-        until_plain=given.until_plain,
+        early_stop=given.early_stop,
         show=not given.json,
     )
     lines = [
@@ -287,7 +293,7 @@ def _sweep(given: argparse.Namespace) -> int:
         scale=given.scale,
         out=given.out,
         device=resolve(given.device),
-        until_plain=given.until_plain,
+        early_stop=given.early_stop,
     )
     if given.json:
         print_json(rows)
@@ -298,9 +304,10 @@ def _sweep(given: argparse.Namespace) -> int:
 
 
 def _check_changes(given: argparse.Namespace) -> None:
-    """Before a run begins: settings that are none, and what another mixer does not inherit."""
+    """Refuse unknown settings before any run begins, and warn of options that are not inherited."""
     from dlrnn.models import ModelConfig
     from dlrnn.paper import recipes
+    from dlrnn.train import with_overrides
 
     if any(word.partition("=")[0] == "--seed" for word in given.overrides):
         raise ValueError("a sweep has --seeds N, for seeds 0 .. N-1, instead of --seed")
@@ -313,10 +320,10 @@ def _check_changes(given: argparse.Namespace) -> None:
         raise ValueError(f"{error}; {order}") from None
     notes: dict[str, None] = {}
     for recipe in found if given.overrides else []:
-        own = recipes.scaled(recipe, given.scale)
-        changed = overridden(own, given.overrides)
+        unchanged = recipes.scaled(recipe, given.scale)
+        changed = with_overrides(unchanged, given.overrides)
         if isinstance(changed.model, ModelConfig):
             changed.model.check_mixer()
-        notes |= dict.fromkeys(_not_inherited(own, changed))
+        notes |= dict.fromkeys(_not_inherited(unchanged, changed))
     for note in notes:
         warn(note)

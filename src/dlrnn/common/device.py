@@ -1,4 +1,4 @@
-"""Triton launches on the current device, which need not be the one of the tensors."""
+"""Run Triton kernels on the device of their tensors: it launches on the current device."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,10 +11,13 @@ Result = TypeVar("Result")
 
 
 def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run where the first tensor of the first argument is; in the interpreter that is the CPU."""
+    """Run a function with the device of its first tensor as the current device.
+
+    On the CPU, where Triton's interpreter runs, nothing changes.
+    """
 
     @wraps(function)
-    def there(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         first: Any = arguments[0]
         while isinstance(first, tuple):
             first = first[0]
@@ -23,4 +26,4 @@ def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, 
         with torch.cuda.device(first.device):
             return function(*arguments, **options)
 
-    return there
+    return wrapped

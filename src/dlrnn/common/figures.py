@@ -1,4 +1,4 @@
-"""Pictures; matplotlib, which takes half a second to import, comes with the first one."""
+"""Figures; matplotlib, which takes half a second to import, is imported by the first one."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float | int, height: float | int) -> "Figure":
-    """An empty one, in inches, whose parts keep clear of each other."""
+    """An empty figure of this size in inches, whose parts do not overlap."""
     is_first = "matplotlib" not in sys.modules
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     if is_first and Path(mpl.matplotlib_fname()).absolute() == Path("matplotlibrc").absolute():
-        mpl.rcdefaults()  # a file of the current folder, which could have LaTeX run
+        mpl.rcdefaults()  # settings in the current folder could run LaTeX
     return Figure(figsize=(width, height), layout="constrained")

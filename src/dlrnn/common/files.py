@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, never through a link, with errors that name the file."""
+"""Write files atomically, never through a link, with errors that name the file."""
 
 import contextlib
 import errno
@@ -9,23 +9,23 @@ from io import BufferedRandom
 from pathlib import Path
 
 PART = ".part"
-"""The suffix of a file that is being written: it is renamed when all of it is on the disk."""
+"""The suffix of a file while it is written; it is renamed when all of it is on the disk."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `path.part`, fsync it and rename it: after a crash the file is the old or the new one.
+    """Write a file atomically: after a crash it has either its old or its new content.
 
-    Both names may be links that somebody else made: `path.part` is always created anew, and the
-    rename replaces a link instead of following it.
+    `path.part` is written, flushed to the disk and renamed. It is always a new file, and the rename
+    replaces a link instead of following it.
     """
     with exclusive(path.parent):
         write_unlocked(path, content)
 
 
 def write_unlocked(path: Path, content: bytes) -> None:
-    """`write_whole` for a process that holds the folder already."""
+    """`write_whole` for a process that holds the lock of the folder (`exclusive`)."""
     part = path.with_name(path.name + PART)
     with naming(path):
         try:
@@ -44,7 +44,7 @@ def write_unlocked(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the names in a folder to the disk."""
     if os.name == "posix":
         with naming(folder):
             handle = os.open(folder, os.O_RDONLY)
@@ -55,17 +55,16 @@ def sync(folder: Path) -> None:
 
 
 def create_new(path: Path) -> None:
-    """Make an empty file; a file or a link of that name is replaced."""
+    """Create an empty file; it replaces a file or a link of that name."""
     with naming(path):
         path.unlink(missing_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666))
 
 
 def open_append(path: Path) -> BufferedRandom:
-    """Open a file to append to it, and to read it.
+    """Open a file to append to it and to read it.
 
-    What is appended to a link would land outside the folder, so a symbolic link, a hard link and a
-    special file are refused.
+    Symbolic links, hard links and special files raise: appending to one would write elsewhere.
     """
     with naming(path):
         require_single(path)
@@ -75,7 +74,7 @@ def open_append(path: Path) -> BufferedRandom:
 
 
 def require_regular(path: Path) -> os.stat_result | None:
-    """Refuse a symbolic link and a special file; a file that does not exist is fine."""
+    """Raise for a symbolic link or a special file; a file that does not exist is allowed."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -87,13 +86,13 @@ def require_regular(path: Path) -> os.stat_result | None:
 
 
 def require_own_folder(path: Path) -> None:
-    """Refuse a link where a folder of ours belongs: its files would land outside."""
+    """Raise for a folder that is a symbolic link: its files would be written elsewhere."""
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link, and a folder was expected: copy the folder")
 
 
 def require_single(path: Path) -> None:
-    """Refuse a file to append to that is a link, or that has another name by a hard link."""
+    """Raise for a file that is a symbolic link, or has a hard link elsewhere."""
     found = require_regular(path)
     if found is not None and found.st_nlink > 1:
         raise ValueError(
@@ -103,7 +102,7 @@ def require_single(path: Path) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError names this file: by itself a failed write or fsync names none."""
+    """Add the path to an OSError, which a failed write or fsync does not name by itself."""
     try:
         yield
     except OSError as error:
@@ -117,10 +116,10 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[int]:
-    """Hold a folder for one thread of one process; the others wait. Calls must not be nested."""
+    """Lock a folder; other threads and processes wait. Calls must not be nested."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system that does not lock folders
+        with contextlib.suppress(OSError):  # some file systems cannot lock folders
             lock(handle, wait=True)
         yield handle
     finally:
@@ -134,6 +133,6 @@ def lock(handle: int, *, wait: bool) -> None:
     """
     try:
         import fcntl
-    except ImportError:  # on Windows there is none
+    except ImportError:  # Windows has no fcntl
         return
     fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

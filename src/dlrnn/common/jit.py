@@ -1,6 +1,6 @@
-"""numba, imported without the configuration file that it would read in the current folder.
+"""Import numba without the configuration file that it would read in the current folder.
 
-`.numba_config.yaml` can redirect the cache of compiled kernels, which holds pickles.
+`.numba_config.yaml` could redirect the cache of compiled kernels, which holds pickles.
 """
 
 import os
@@ -9,10 +9,10 @@ import warnings
 
 if "numba" not in sys.modules:
     _yaml = sys.modules.get("yaml")
-    sys.modules["yaml"] = None  # type: ignore[assignment]  # numba then reads no such file
+    sys.modules["yaml"] = None  # type: ignore[assignment]  # without yaml numba reads no such file
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of a file that it cannot read
+            warnings.simplefilter("ignore")  # it warns about a file that it cannot read
             import numba
         numba.core.config._config_fname = os.devnull
     finally:

@@ -1,13 +1,13 @@
-"""Opening what others wrote: every file of a run, an exported model, a set or a results folder.
+"""Read untrusted files: those of a run, an exported model, a data set or a results folder.
 
-Such a file is untrusted input. This module is the only one that parses it, and it holds the rules:
+This module is the only one that parses them, and it enforces these rules:
 
 - sizes are limited, links and special files are refused (`read_bytes`);
-- JSON holds scalars, lists and plain mappings; strings hold no control characters; a key that could
-  name a class (`class_path`) is refused (`parse_json`);
+- JSON holds scalars, lists and mappings; strings hold no control characters; a key that could name
+  a class (`class_path`) is refused (`parse_json`);
 - values have the types of a schema, and unknown keys are refused (`fit`, `fit_fields`);
 - safetensors files carry a SHA-256 of all their bytes (`seal`, `read_sealed`);
-- a class that a file names is imported only if it is ours, or if the user said so
+- a class that a file names is imported only if it belongs to dlrnn, or if the user trusts the file
   (`check_import`).
 
 Every refusal is a ValueError of one sentence that names the file.
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_JSON = 2**24
-"""Bytes of a JSON file."""
+"""The largest JSON file, in bytes."""
 MOST_LINES = 2**28
-"""Bytes of a file of JSON lines: records, times, snapshots."""
+"""The largest file of JSON lines (records, times, snapshots), in bytes."""
 DEEPEST = 16
-"""Levels of lists and mappings inside each other."""
+"""The deepest nesting of lists and mappings."""
 LONGEST_REASON = 600
-"""Characters of what an error says."""
+"""The longest error message, in characters."""
 LARGEST = 2**63
-"""Whole numbers lie below it."""
+"""Whole numbers must be below it."""
 
 DIGEST = "sha256"
 """The entry of a safetensors header that holds the SHA-256 of the file."""
@@ -67,7 +67,7 @@ KINDS = {
 
 
 def open_regular(path: Path, *, links: bool = False) -> BufferedReader:
-    """Open a regular file to read it; `links` allows links, as in the cache of the Hub."""
+    """Open a regular file for reading; `links` allows symbolic links, as in the Hub's cache."""
     with naming(path):
         if not links:
             require_regular(path)
@@ -81,11 +81,11 @@ def open_regular(path: Path, *, links: bool = False) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int = MOST_JSON, *, links: bool = False) -> bytes:
-    """The content of a regular file of at most so many bytes."""
+    """The content of a regular file of at most `most` bytes."""
     with open_regular(path, links=links) as file, naming(path):
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most} bytes, which no file of this kind has")
+        raise ValueError(f"{path} has more than {most} bytes, the limit for such a file")
     return content
 
 
@@ -98,9 +98,9 @@ def read_json(path: Path, *, links: bool = False) -> Any:
 
 
 def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
-    """The value in JSON text: scalars, lists and plain mappings; `where` it is, for a sentence.
+    """The value of JSON text; `where` names the text in errors.
 
-    Numbers that are not finite are refused unless `nan`, for records of a run that diverged.
+    Numbers that are not finite raise unless `nan`, for the records of a run that diverged.
     """
     try:
         value = json.loads(
@@ -110,7 +110,7 @@ def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
             parse_constant=float if nan else _finite,
             object_pairs_hook=_mapping,
         )
-        _check_plain(value, DEEPEST)
+        _check_content(value, DEEPEST)
     except RecursionError:
         raise ValueError(f"{where} is not usable: it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -118,6 +118,14 @@ def parse_json(content: bytes, where: str, *, nan: bool = False) -> Any:
     except ValueError as error:
         raise ValueError(f"{where} is not usable: {brief(error)}") from None
     return value
+
+
+def as_json(value: Any, where: str) -> Any:
+    """The value that a JSON file of it would give back, with lists for tuples."""
+    try:
+        return parse_json(json.dumps(value).encode(), where)
+    except TypeError as error:  # a Path, a number of numpy
+        raise ValueError(f"{where} is not JSON: {error}") from error
 
 
 def _whole(text: str) -> int:
@@ -142,8 +150,8 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_plain(value: Any, depth: int) -> None:
-    """Refuse control characters, keys that name a class, and deep nesting."""
+def _check_content(value: Any, depth: int) -> None:
+    """Raise for control characters, keys that could name a class, and deep nesting."""
     if isinstance(value, str):
         if not is_printable(value):
             raise ValueError(f"the text {_shown(value)} has control characters")
@@ -155,20 +163,22 @@ def _check_plain(value: Any, depth: int) -> None:
     if isinstance(value, dict):
         for name in value:
             if name in _CLASS_KEYS:
-                raise ValueError(f"it has the key {name!r}, and a file never names a class to make")
-            _check_plain(name, depth - 1)
+                raise ValueError(
+                    f"it has the key {name!r}, and a file must not name a class to make"
+                )
+            _check_content(name, depth - 1)
     for each in value.values() if isinstance(value, dict) else value:
-        _check_plain(each, depth - 1)
+        _check_content(each, depth - 1)
 
 
 # ---------------------------------------------------------------------------------- schemas
 
 
 def fit(value: Any, kind: Any, where: str) -> Any:
-    """The value as the type `kind` has it, or a sentence; `where` it is, for that sentence.
+    """The value converted to the type `kind`, or a ValueError; `where` names the value in it.
 
-    A dataclass is made from a mapping of its fields. A whole number is a `float`, too; a bool is
-    not an `int`. `dict[str, Any]` and `Any` take whatever `parse_json` lets through.
+    A dataclass is made from a mapping of its fields. A whole number is also a `float`; a bool is
+    not an `int`. `dict[str, Any]` and `Any` accept every value that `parse_json` returns.
     """
     outer, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
@@ -182,7 +192,7 @@ def fit(value: Any, kind: Any, where: str) -> Any:
     if outer is list and isinstance(value, list):
         return [fit(each, inner[0], f"{where}[{k}]") for k, each in enumerate(value)]
     is_choice = outer is Literal and isinstance(value, str) and value in inner
-    is_number = kind is float and type(value) is int
+    is_number = kind is float and (type(value) is int or isinstance(value, float))
     if kind is Any or is_choice or is_number or type(value) is kind:
         return float(value) if is_number else value
     raise ValueError(f"{where} must be {expected(kind)}, not {_shown(value)}")
@@ -200,9 +210,9 @@ def _fit_dataclass(value: Any, kind: type[Any], where: str) -> Any:
 def fit_fields(
     value: Any, schema: Mapping[str, Any], where: str, *, needed: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """A mapping whose keys are in `schema`, with values of its types.
+    """A mapping with keys of `schema` and values of its types; other keys raise.
 
-    All keys are `needed` unless told otherwise; a key that is not in the schema is refused.
+    All keys of the schema are `needed` by default.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a JSON object, not {_shown(value)}")
@@ -229,15 +239,15 @@ def expected(kind: Any) -> str:
 
 
 def is_printable(text: str) -> bool:
-    """Whether a terminal shows the text as it is: no escapes, no change of direction."""
-    return text.isprintable() or all(unicodedata.category(sign) not in _UNSEEN for sign in text)
+    """Whether the text has no control characters: escapes, changes of direction."""
+    return text.isprintable() or all(unicodedata.category(each) not in _CONTROL for each in text)
 
 
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: str, allowed: str = "") -> str:
-    """The text with control characters as escapes, so that a terminal does not obey them."""
+    """The text with control characters escaped, so that a terminal does not interpret them."""
     if is_printable(text):
         return text
     signs = (each if each in allowed or is_printable(each) else ascii(each)[1:-1] for each in text)
@@ -245,20 +255,20 @@ def printable(text: str, allowed: str = "") -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a sentence: short, on one line."""
+    """A value for an error message: short, on one line."""
     text = ascii(value) if isinstance(value, str) else printable(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def brief(error: BaseException, most: int = LONGEST_REASON) -> str:
-    """The first line of what an error says, of bounded length."""
+    """The first line of an error's message, of bounded length."""
     text = printable(str(error).partition("\n")[0])
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """A ValueError about the content of a file names the file."""
+    """Add the path to a ValueError about the content of a file."""
     try:
         yield
     except ValueError as error:
@@ -275,9 +285,9 @@ class Sealed(NamedTuple):
 
     tensors: dict[str, "Tensor"]
     metadata: dict[str, str]
-    """Without the digest."""
+    """The metadata without the digest."""
     sealed: bool
-    """Whether the file carries a digest, which is right: others are from another program."""
+    """Whether the file has a digest (a correct one: a wrong one raises)."""
 
 
 def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
@@ -295,7 +305,7 @@ def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
     entries = json.loads(saved[8:start])
 
     def header(digest: str) -> bytes:
-        """The same bytes for the same content: safetensors writes metadata in any order."""
+        """The same bytes for the same content; safetensors itself varies the order of metadata."""
         text = json.dumps({"__metadata__": {**metadata, DIGEST: digest}, **entries}, **COMPACT)
         content = text.encode()
         content += b" " * (-len(content) % 8)
@@ -307,7 +317,7 @@ def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
 
 
 def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sealed:
-    """The tensors and metadata of a safetensors file; a file whose digest is wrong is refused."""
+    """The tensors and metadata of a safetensors file; a wrong digest raises."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -328,9 +338,9 @@ def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sea
 
 
 def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str, str], bytes]:
-    """The metadata of a file whose digest is right, or which has none; its bytes, if asked for.
+    """The metadata of a file with a correct digest or none; with `keep`, also its bytes.
 
-    Tensors are made from the very bytes that were verified.
+    The caller makes tensors from these bytes, so from the ones that were verified.
     """
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -347,19 +357,19 @@ def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str
             f"{path} is damaged or is not a safetensors file: its header is not JSON"
         ) from None
     pieces = [start, header]
-    if (told := metadata.get(DIGEST)) is None:
+    if (stored := metadata.get(DIGEST)) is None:
         digest = None
     else:
-        mark = f'"{DIGEST}":"{told}"'.encode()
-        if not re.fullmatch(r"[0-9a-f]{64}", told) or header.count(mark) != 1:
+        mark = f'"{DIGEST}":"{stored}"'.encode()
+        if not re.fullmatch(r"[0-9a-f]{64}", stored) or header.count(mark) != 1:
             raise ValueError(f"{path} is damaged: its header holds no SHA-256")
-        digest = hashlib.sha256(start + header.replace(told.encode(), _BLANK.encode(), 1))
+        digest = hashlib.sha256(start + header.replace(stored.encode(), _BLANK.encode(), 1))
     while piece := file.read(2**20) if keep or digest else b"":
         if digest is not None:
             digest.update(piece)
         if keep:
             pieces.append(piece)
-    if digest is not None and digest.hexdigest() != told:
+    if digest is not None and digest.hexdigest() != stored:
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in its header")
     return dict(metadata), b"".join(pieces) if keep else b""
 
@@ -368,23 +378,23 @@ def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str
 
 
 def is_ours(import_path: str) -> bool:
-    """Whether an import path names something public inside dlrnn."""
+    """Whether an import path names a public part of dlrnn."""
     first, *others = import_path.split(".")
     return first == "dlrnn" and bool(others) and not any(each.startswith("_") for each in others)
 
 
 def check_import(import_path: str, where: str | Path, *, trust: bool) -> None:
-    """Refuse a class that a file names and that is not ours: to import a module runs its code."""
+    """Raise for a class outside of dlrnn that a file names: importing a module runs its code."""
     if not (trust or is_ours(import_path)):
         raise ValueError(
-            f"{where} names the class {printable(import_path)!r}, and to import it runs code that"
-            " comes from somewhere else; if you trust it, say --trust (in Python: trust=True)"
+            f"{where} names the class {printable(import_path)!r}, and importing it runs code"
+            " outside of dlrnn; if you trust it, say --trust (in Python: trust=True)"
         )
 
 
 def user_import(load: Callable[[], Any]) -> Any:
-    """Import what the user named; the current folder comes last, so it shadows no package."""
-    with suppress(OSError):  # the folder may be gone
+    """Import a class that the user named; the current folder is last on the import path."""
+    with suppress(OSError):  # the folder may not exist any more
         here = os.getcwd()
         if here not in sys.path:
             sys.path.append(here)

@@ -1,15 +1,15 @@
-"""What a network is made of, checked before anything is built."""
+"""The configuration of a network, checked before anything is built."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 from torch import nn
 
+from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import is_ours, user_import
 from dlrnn.ops.checks import require, require_count
 
@@ -23,7 +23,7 @@ MIXERS = {
     "local-attention": "dlrnn.nn.LocalAttention",
     "attention-ff": "dlrnn.nn.AttentionFF",
 }
-"""Names for import paths; any other mixer is named by its own path, `my_package.MyLayer`."""
+"""Built-in mixers. Others are named by their import path, `my_package.MyLayer`."""
 
 MOST_LAYERS = 1000
 MOST_CHANNELS = 2**20
@@ -31,7 +31,7 @@ MOST_CHANNELS = 2**20
 
 
 def is_built_in(mixer: str) -> bool:
-    """Whether a name or an import path is of a mixer of ours."""
+    """Whether a name or an import path means a mixer of dlrnn."""
     return mixer in MIXERS or is_ours(mixer)
 
 
@@ -47,11 +47,11 @@ class ModelConfig:
 
     Attributes:
         mixer: a name from `MIXERS`, or the import path of a class, `my_package.MyLayer`.
-        mixer_options: what its constructor takes after d_model, by name.
+        mixer_options: keyword arguments of its constructor, without d_model.
         d_model: channels, H.
         layers: blocks.
         norm: LayerNorm before the mixer (and once after the last block), or after the sum.
-        pooling: how a network that answers once for a sequence forms one vector.
+        pooling: how a network with one output for each sequence forms one vector.
     """
 
     mixer: str = "dlr"
@@ -62,18 +62,15 @@ class ModelConfig:
     pooling: Pooling = "max"
 
     def __post_init__(self) -> None:
-        require_sizes(self.d_model, self.layers)
-        for name, allowed in (("norm", get_args(Norm)), ("pooling", get_args(Pooling))):
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        check_fields(self, ("d_model", "layers"), {"norm": Norm, "pooling": Pooling})
         kind = type(self.mixer_options).__name__
         require(isinstance(self.mixer_options, dict), f"mixer_options must be a dict, not a {kind}")
-        object.__setattr__(self, "mixer_options", dict(self.mixer_options))  # not the caller's
+        object.__setattr__(self, "mixer_options", dict(self.mixer_options))  # a copy
         if self.mixer in MIXERS or "." not in str(self.mixer):
-            self.check_mixer()  # somebody's own may not be here, and its run is read all the same
+            self.check_mixer()  # a user's class may be missing here: runs of it can still be read
 
     def check_mixer(self) -> type[nn.Module]:
-        """Its class, if there is one, and it has these options."""
+        """The class of the mixer; an unknown mixer or option raises."""
         found = mixer_class(self.mixer)
         _check_options(self.mixer, found, self.mixer_options)
         return found
@@ -89,25 +86,27 @@ class ModelConfig:
         return {name: hints[name] for name in _arguments(self.mixer, mixer).names}
 
     def make_mixer(self) -> nn.Module:
-        """One mixer, freshly initialised; what it refuses is its own sentence."""
+        """A newly initialised mixer; errors of its constructor become a ValueError."""
         mixer = self.check_mixer()
         try:
             return mixer(self.d_model, **self.mixer_options)
         except ValueError:
             raise
-        except Exception as error:  # whatever happens in somebody's constructor
+        except Exception as error:  # a user's constructor may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"the mixer {self.mixer!r} cannot be made: {reason}") from error
 
 
-def require_sizes(d_model: int, layers: int) -> None:
-    """Refuse sizes that no model has."""
-    for name, value, most in (
-        ("d_model", d_model, MOST_CHANNELS),
-        ("layers", layers, MOST_LAYERS),
-    ):
-        require_count(name, value)
+def check_fields(config: Any, counts: Iterable[str], choices: Mapping[str, Any]) -> None:
+    """Check fields that must be counts of at least 1, and fields with one of a Literal's values."""
+    for name in counts:
+        require_count(name, getattr(config, name))
+    for name, most in (("layers", MOST_LAYERS), ("d_model", MOST_CHANNELS)):
+        value = getattr(config, name)
         require(value <= most, f"{name} must be at most {most}, not {value}")
+    for name, kind in choices.items():
+        value, allowed = getattr(config, name), get_args(kind)
+        require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def mixer_class(name: str) -> type[nn.Module]:
@@ -120,7 +119,7 @@ def mixer_class(name: str) -> type[nn.Module]:
     try:
         load = partial(import_module, module)
         found = getattr(load() if is_ours(path) else user_import(load), attribute)
-    except Exception as error:  # whatever happens in somebody's module
+    except Exception as error:  # a user's module may raise anything
         reason = " ".join(str(error).split())
         if isinstance(error, ModuleNotFoundError):
             reason += " in this folder or PYTHONPATH"
@@ -130,15 +129,16 @@ def mixer_class(name: str) -> type[nn.Module]:
     return cast("type[nn.Module]", found)
 
 
-def own_arguments(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Those that have a name."""
+def named_arguments(call: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function that can be given by name."""
     single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each for each in inspect.signature(call).parameters.values() if each.kind in single]
 
 
 def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Parameter]:
-    """Named ones of the methods to which a class hands its `**others`, without each one's first
-    (x, d_model), which is given.
+    """Named parameters of the base-class methods to which a class passes its `**kwargs`.
+
+    The first parameter of each (x, d_model) is left out: the caller always gives it.
     """
     found: list[inspect.Parameter] = []
     for each in owner.__mro__[: owner.__mro__.index(nn.Module)]:
@@ -148,7 +148,7 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
         if not inspect.isfunction(function):
             break
         every = list(inspect.signature(function).parameters.values())
-        named = own_arguments(function)[1:]  # without self
+        named = named_arguments(function)[1:]  # without self
         found += named[1:] if named and named[0].kind is named[0].POSITIONAL_OR_KEYWORD else named
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in every):
             break
@@ -157,38 +157,35 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
 
 class _Arguments(NamedTuple):
     d_model: str
-    """What it is called."""
-    own: list[inspect.Parameter]
-    """Others of the class itself."""
+    """The name of the first parameter."""
+    others: list[inspect.Parameter]
+    """Further parameters of the class itself."""
     names: list[str]
-    """Theirs, and those that a base class is given."""
+    """The names of these and of the parameters of base classes."""
 
 
 def _arguments(name: str, mixer: type[nn.Module]) -> _Arguments:
-    own, inherited = own_arguments(mixer), inherited_arguments(mixer, "__init__")
+    named, inherited = named_arguments(mixer), inherited_arguments(mixer, "__init__")
     sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
-    require(bool(own or inherited), sentence)
-    is_first = bool(own) and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
-    d_model, others = (own[0].name, own[1:]) if is_first else ("d_model", own)
+    require(bool(named or inherited), sentence)
+    is_first = bool(named) and named[0].kind is named[0].POSITIONAL_OR_KEYWORD
+    d_model, others = (named[0].name, named[1:]) if is_first else ("d_model", named)
     names = list(dict.fromkeys(each.name for each in (*others, *inherited)))
     return _Arguments(d_model, others, names)
 
 
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
-    """Only parameters that are named count: a `**kwargs` would swallow a misspelt one."""
-    d_model, needed, names = _arguments(name, mixer)
+    """Refuse options that are not named parameters: `**kwargs` would accept a misspelt one."""
+    d_model, others, names = _arguments(name, mixer)
     for option in options:
         require(option != d_model, f"{option} is set for the model, not in mixer_options")
         if option not in names:
             advice = _advice(option, names)
             raise ValueError(f"the mixer {name!r} has no option {option!r}: {advice}")
-    for parameter in needed:  # a base class may be given what it needs by this one
+    for parameter in others:  # the class may give its base classes what they need
         given = parameter.name in options or parameter.default is not parameter.empty
         require(given, f"the mixer {name!r} needs the option {parameter.name} in mixer_options")
 
 
 def _advice(wrong: object, known: list[str]) -> str:
-    near = get_close_matches(str(wrong).lower(), known, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"it can be {', '.join(known)}" if known else "it takes none"
+    return suggestion(wrong, known, f"it can be {', '.join(known)}" if known else "it takes none")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dlrnn import ops
-from dlrnn.models.config import Norm, require_sizes
+from dlrnn.models.config import Norm, check_fields
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
 from dlrnn.nn.dlr import DLR
@@ -26,13 +26,13 @@ LanguageMixer = Literal["dlr", "attention"]
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """A language model; what is not given is as in the paper.
+    """A language model; the defaults are the paper's.
 
         LanguageConfig(mixer="dlr", experts=16, norm="pre")
 
     Attributes:
         mixer: "dlr", linear (no activation, no linear map), or "attention".
-        experts: feed-forward experts of each block; 1 is a plain feed-forward layer.
+        experts: feed-forward experts of each block; 1 is an ordinary feed-forward layer.
         layers: blocks.
         d_model: channels, H.
         d_state: states of DLR, N.
@@ -40,11 +40,11 @@ class LanguageConfig:
         d_ff: inner width of an expert.
         vocabulary: tokens. T5's tokenizer has 32100, its embedding 32128, a multiple of 128.
         norm: LayerNorm before both sub-layers (and once after the last block), or after each sum.
-        router: "top", the paper's, looks ahead; "threshold" is causal: see `Experts`.
-        dt_min: with dt_max, bounds of `-2 log |lambda|` of DLR at initialisation.
+        router: "top" (the paper's) is not causal; "threshold" is: see `Experts`.
+        dt_min: with dt_max, the bounds of `-2 log |lambda|` of DLR at initialisation.
         dt_max: see dt_min.
         kernel_length: DLR's kernels are cut to this many entries; None is no limit.
-        heads: of attention.
+        heads: heads of attention.
         d_head: channels of a head; heads * d_head need not be H.
         dropout: probability, inside the experts.
     """
@@ -67,18 +67,14 @@ class LanguageConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require_sizes(self.d_model, self.layers)
-        for name in ("d_embedding", "vocabulary"):
-            require_count(name, getattr(self, name))
-        for name, allowed in (("mixer", get_args(LanguageMixer)), ("norm", get_args(Norm))):
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-        with torch.device("meta"):  # what a layer refuses is its own sentence
+        counts = ("layers", "d_model", "d_embedding", "vocabulary")
+        check_fields(self, counts, {"mixer": LanguageMixer, "norm": Norm})
+        with torch.device("meta"):  # the layers check their own arguments
             self.make_mixer()
             self.make_experts()
 
     def make_mixer(self) -> nn.Module:
-        """DLR or attention, freshly initialised."""
+        """DLR or attention, newly initialised."""
         if self.mixer == "attention":
             return HeadAttention(self.d_model, heads=self.heads, d_head=self.d_head)
         return DLR(
@@ -91,7 +87,7 @@ class LanguageConfig:
         )
 
     def make_experts(self) -> Experts:
-        """The other half of a block."""
+        """The feed-forward half of a block, newly initialised."""
         return Experts(
             self.d_model, self.experts, self.d_ff, router=self.router, dropout=self.dropout
         )
@@ -105,15 +101,18 @@ class HeadAttention(Attention):
 
     Args:
         d_model: channels, H.
-        heads: each attends on its own.
+        heads: number of heads.
         d_head: channels of a head; even, for rotary positions.
     """
 
     def __init__(self, d_model: int, *, heads: int, d_head: int) -> None:
-        nn.Module.__init__(self)  # the parts of `Attention` have other sizes, or are not there
+        nn.Module.__init__(self)  # the parameters of `Attention` have other sizes
         for name, value in (("d_model", d_model), ("heads", heads), ("d_head", d_head)):
             require_count(name, value)
-        require(d_head % 2 == 0, f"d_head must be even (pairs of channels turn), not {d_head}")
+        require(
+            d_head % 2 == 0,
+            f"d_head must be even (rotary positions rotate pairs of channels), not {d_head}",
+        )
         self.d_model, self.heads, self.d_head = d_model, heads, d_head
         self.bidirectional = False
         self.temperature = nn.Parameter(torch.empty(1))
@@ -122,7 +121,7 @@ class HeadAttention(Attention):
         self._reset_temperature()
 
     def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """The arguments of the constructor."""
         return {name: getattr(self, name) for name in ("d_model", "heads", "d_head")}
 
     def extra_repr(self) -> str:
@@ -133,8 +132,8 @@ class HeadAttention(Attention):
         self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
     ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
         parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_head))
-        turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
-        q, k = ops.rotate(turning, positions).chunk(2, dim=2)
+        rotated, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
+        q, k = ops.rotate(rotated, positions).chunk(2, dim=2)
         q = (q * self.temperature).to(q.dtype)
         return q.flatten(2), k.flatten(2), v.flatten(2)
 
@@ -158,11 +157,11 @@ class NarrowEmbedding(nn.Embedding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Of the embedding; `expand` is a linear map, which has its own."""
+        """Initialise the embedding; `expand` has its own initialisation."""
         nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The scale gives the channels order 1 again."""
+        """[B, L] to [B, L, H]; the factor sqrt(E) makes the channels of order 1."""
         wide: Tensor = self.expand(math.sqrt(self.embedding_dim) * super().forward(tokens))
         return wide
 
@@ -174,11 +173,11 @@ class LanguageModel(SequenceModel):
 
         model = LanguageModel(LanguageConfig(experts=16, router="threshold"))
         logits = model(tokens)                            # [B, L] to [B, L, V]
-        surprises = model(tokens, targets=next_tokens)    # -log p of each, [B, L]
+        token_losses = model(tokens, targets=next_tokens)    # -log p of each, [B, L]
         logits, state = model(tokens, return_state=True)  # router="threshold", or one expert
         logits, state = model.step(token, state)          # [B] to [B, V]
 
-    With several experts and router="top" a position sees later ones: `causal` says so.
+    With several experts and router="top" a position sees later ones, and `causal` is False.
     """
 
     def __init__(self, config: LanguageConfig) -> None:
@@ -201,7 +200,7 @@ class LanguageModel(SequenceModel):
         state: State | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
-        """What `logits` takes, [B, L, E]: 250 times smaller than the logits."""
+        """The input of `logits`, [B, L, E], which is 250 times smaller than the logits."""
         return super().forward(tokens, lengths, state=state, return_state=return_state)
 
     def logits(self, codes: Float[Tensor, "*B E"]) -> Float[Tensor, "*B V"]:
@@ -228,7 +227,7 @@ class LanguageModel(SequenceModel):
             whole = not fraction and targets.dtype != torch.bool
             require(whole, "targets must hold tokens, whole numbers")
             codes = cast("Tensor", self.codes(x, lengths))
-            return surprises(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)
+            return token_losses(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)
         answer = self.codes(x, lengths, state=state, return_state=return_state)
         if return_state:
             codes, state = cast("tuple[Tensor, State]", answer)
@@ -236,7 +235,7 @@ class LanguageModel(SequenceModel):
         return self.logits(cast("Tensor", answer))
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """One token each, x [B], to the logits of the next, [B, V]."""
+        """One token of each sequence, x [B], to the logits of the next token, [B, V]."""
         codes, state = super().step(x, state)
         return self.logits(codes), state
 
@@ -244,13 +243,13 @@ class LanguageModel(SequenceModel):
 def causal(model: LanguageModel) -> LanguageModel:
     """The same parameters behind the causal router, for a model trained with router="top".
 
-    Its thresholds are those that were learnt beside (`Experts`). It shares the tensors.
+    `Experts` learns the thresholds during training. The models share their tensors.
     """
     return _changed(model, router="threshold")
 
 
 def _changed(model: LanguageModel, **options: Any) -> LanguageModel:
-    """A model of other options with the same tensors."""
+    """A model with other options that shares the tensors."""
     with torch.device("meta"):
         same = LanguageModel(replace(model.config, **options))
     same.load_state_dict(model.state_dict(), assign=True)
@@ -264,10 +263,10 @@ def next_token_loss(
     require_shape("tokens", tokens, ("B", "L"))
     require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
     codes = cast("Tensor", model.codes(tokens))[:, :-1].flatten(0, 1)
-    return surprises(model, codes, tokens[:, 1:].flatten(), positions_at_once).mean()
+    return token_losses(model, codes, tokens[:, 1:].flatten(), positions_at_once).mean()
 
 
-def surprises(
+def token_losses(
     model: LanguageModel,
     codes: Float[Tensor, "T E"],
     targets: Int[Tensor, " T"],
@@ -275,9 +274,9 @@ def surprises(
 ) -> Float[Tensor, " T"]:
     """`-log p` of the targets, in fp32.
 
-    Logits exist for `positions_at_once` positions at a time, and again in backward: those of
-    [8, 4096] tokens would be 4 GB. By default 2^26 of them, on a CPU 2^22: larger pieces of memory
-    go back to the system each time, which takes longer than the products.
+    Only the logits of `positions_at_once` positions exist at a time, also in backward: those of
+    [8, 4096] tokens need 4 GB. The default is 2^26 logits, and 2^22 on a CPU, where the system
+    takes back larger blocks of memory each time, which is slower than the products.
     """
     if positions_at_once is None:
         logits = 2**22 if codes.device.type == "cpu" else 2**26
@@ -287,10 +286,10 @@ def surprises(
         codes.split(positions_at_once), targets.long().split(positions_at_once), strict=True
     )
     how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    return torch.cat([checkpoint(_surprises, model, *piece, **how) for piece in pieces])
+    return torch.cat([checkpoint(_token_losses, model, *piece, **how) for piece in pieces])
 
 
-def _surprises(model: LanguageModel, codes: Tensor, targets: Tensor) -> Tensor:
+def _token_losses(model: LanguageModel, codes: Tensor, targets: Tensor) -> Tensor:
     logits = model.logits(codes)
     wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.to(wide), targets, reduction="none")
@@ -307,14 +306,14 @@ def generate(
     vocabulary: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """`count` tokens after a prompt, one by one as they are drawn; for DLR in constant time each.
+    """Yield `count` tokens after a prompt, each in constant time with DLR.
 
-    A token is drawn from `softmax(logits / temperature)`, the most likely one at temperature 0,
-    among the `top_k` most likely and among the fewest that have the probability `top_p` together;
-    below `vocabulary`, if a tokenizer has fewer tokens than the model.
-    It is a function of the logits and the seed on every device: drawing is done on the CPU.
+    A token is drawn from `softmax(logits / temperature)`; temperature 0 takes the most likely one.
+    `top_k` keeps the most likely tokens, `top_p` the fewest that together have this probability;
+    `vocabulary` limits tokens to those of a tokenizer with fewer tokens than the model.
+    Tokens depend only on the logits and the seed: they are drawn on the CPU on every device.
     """
-    require(model.causal, "router='top' reads the future: generation needs `causal(model)`")
+    require(model.causal, "router='top' is not causal: generation needs `causal(model)`")
     require(not model.training, "a model in training mode cannot generate: call model.eval() first")
     require_shape("prompt", prompt, ("L",))
     require_count("count", count)
@@ -328,7 +327,7 @@ def generate(
     model._check(prompt[None], ("B", "L"))
     choose = partial(likely, temperature=temperature, top_k=top_k, top_p=top_p)
     if len(prompt) + count <= (model.config.kernel_length or 0):
-        model = _changed(model, kernel_length=None)  # the same up to there, with a smaller state
+        model = _changed(model, kernel_length=None)  # same output with a smaller state
     return _generate(model, prompt, count, lambda logits: choose(logits[:vocabulary]), seed)
 
 

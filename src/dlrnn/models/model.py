@@ -1,17 +1,17 @@
-"""Encoder, blocks, decoder: from a sequence to numbers at every position, or once."""
+"""Encoder, blocks, decoder: a sequence to outputs at every position, or to one output."""
 
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dlrnn.models.config import ModelConfig, Norm, Pooling, inherited_arguments, own_arguments
+from dlrnn.models.config import ModelConfig, Norm, Pooling, inherited_arguments, named_arguments
 from dlrnn.nn.layers import SumNorm, ThinLinear
 from dlrnn.nn.mixer import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
 
 State = tuple[Any, ...]
-"""One state a block, each as its mixer makes it."""
+"""The states of the mixers, one for each block."""
 
 
 class Block(nn.Module):
@@ -20,19 +20,19 @@ class Block(nn.Module):
     def __init__(self, mixer: nn.Module, d_model: int, norm: Norm) -> None:
         super().__init__()
         self.mixer, self.norm, self.pre = mixer, SumNorm(d_model), norm == "pre"
-        own = own_arguments(mixer.forward)
+        named = named_arguments(mixer.forward)
         inherited = inherited_arguments(type(mixer), "forward")
-        self._takes = {each.name for each in (*own, *inherited)}
-        for each in own[1:]:
+        self._takes = {each.name for each in (*named, *inherited)}
+        for each in named[1:]:
             sentence = f"{type(mixer).__name__}.forward needs {each.name}, and may be given x alone"
-            require(each.default is not each.empty, f"{sentence}: {self._better(each.name)}")
+            require(each.default is not each.empty, f"{sentence}: {self._advice(each.name)}")
 
     def forward(
         self, x: Tensor, state: Any = None, *, stream: bool = False, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """A mixer that knows nothing of padding or states is given neither.
+        """The output and the state after it; `stream` passes and returns a state.
 
-        One that cannot see padding is not told of it either: two masks less, each way.
+        A mixer receives `lengths` only if padding can affect it (`sees_padding`): masks take time.
         """
         masks = lengths is not None and (stream or getattr(self.mixer, "sees_padding", True))
         arguments: dict[str, Any] = {"lengths": lengths} if masks else {}
@@ -52,24 +52,24 @@ class Block(nn.Module):
         return self._add(x, y), state
 
     def check_padding(self) -> None:
-        """Before a padded batch: a mixer that sees padding must be able to leave it out."""
+        """Raise if padding affects the mixer and it takes no `lengths`."""
         if getattr(self.mixer, "sees_padding", True):
             require("lengths" in self._takes, self._lacks("lengths"))
 
     def _lacks(self, name: str) -> str:
         kind = type(self.mixer).__name__
         why = " for sequences that are padded" if name == "lengths" else ""
-        return f"the mixer {kind} cannot do this: it takes no {name}=; {self._better(name)}{why}"
+        return f"the mixer {kind} cannot do this: it takes no {name}=; {self._advice(name)}{why}"
 
-    def _better(self, name: str) -> str:
+    def _advice(self, name: str) -> str:
         return f"make it {type(self.mixer).__name__}.forward(self, x, *, {name}=None)"
 
     def initial_state(self, batch_size: int) -> Any:
-        """The mixer's, before the first position."""
+        """The state of the mixer before the first position."""
         return self._ability("initial_state")(batch_size)
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One position, [B, H]."""
+        """One position, x [B, H]."""
         y, state = self._ability("step")(self.norm(x) if self.pre else x, state)
         return self._add(x, y), state
 
@@ -107,11 +107,11 @@ class SequenceModel(nn.Module):
         self.norm, self.decoder, self.pooling = norm, decoder, pooling
         self._tail = (encoder.in_features,) if isinstance(encoder, nn.Linear) else ()
         self.built: tuple[ModelConfig, dict[str, Any]] | None = None
-        """What `build_model` was given."""
+        """The arguments of `build_model`."""
 
     @property
     def causal(self) -> bool:
-        """No position sees a later one: no mixer says that it is bidirectional."""
+        """Whether no position sees a later one: no mixer is bidirectional."""
         return not any(getattr(module, "bidirectional", False) for module in self.modules())
 
     def forward(
@@ -122,12 +122,15 @@ class SequenceModel(nn.Module):
         state: State | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
-        """X is [B, L, d_input] or tokens [B, L]; `lengths` [B] are those of a padded batch.
+        """Outputs for x [B, L, d_input] or tokens [B, L]; a padded batch has `lengths` [B].
 
-        What lies beyond a sequence's length is ignored, and the output there is 0.
+        Positions beyond a sequence's length are ignored, and their output is 0.
         """
         stream = return_state or state is not None
-        require(not (stream and self.pooling), "a pooled model answers once: it has no state")
+        require(
+            not (stream and self.pooling),
+            "a pooled model gives one output for a sequence: it has no state",
+        )
         self._check(x, ("B", "L"))
         features, state, padding = self._features(x, lengths, state, stream=stream)
         if self.pooling:
@@ -138,12 +141,12 @@ class SequenceModel(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The state before the first position."""
-        require(not self.pooling, "a pooled model answers once: it has no state")
+        require(not self.pooling, "a pooled model gives one output for a sequence: it has no state")
         return tuple(cast("Block", block).initial_state(batch_size) for block in self.blocks)
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """One position: x is [B, d_input] or tokens [B], the answer [B, d_output]."""
-        require(not self.pooling, "a pooled model answers once: it has no state")
+        """One position, x [B, d_input] or tokens [B], to [B, d_output]."""
+        require(not self.pooling, "a pooled model gives one output for a sequence: it has no state")
         self._check(x, ("B",))
         h, states = self._encode(x), []
         for block, before in zip(self.blocks, self._states(state), strict=True):
@@ -154,7 +157,7 @@ class SequenceModel(nn.Module):
     def _features(
         self, x: Tensor, lengths: Tensor | None, state: State | None = None, *, stream: bool = False
     ) -> tuple[Tensor, State, Tensor | None]:
-        """What the decoder sees, [B, L, H], the states after it, and where the padding is."""
+        """The decoder's input [B, L, H], the states after it, and the mask of the padding."""
         padding = None
         if lengths is not None:
             padding = beyond(x, checked_lengths(x, lengths))  # [B, L, 1]
@@ -176,7 +179,8 @@ class SequenceModel(nn.Module):
         count = len(self.blocks)
         state = (None,) * count if state is None else state
         require(
-            len(state) == count, f"this model has {count} states, one a block, not {len(state)}"
+            len(state) == count,
+            f"this model has {count} states, one for each block, not {len(state)}",
         )
         return state
 
@@ -194,9 +198,9 @@ class SequenceModel(nn.Module):
 
 
 class PairModel(SequenceModel):
-    """Two documents, one network: `decoder([a, b, a * b, a - b])` of their pooled features.
+    """`decoder([a, b, a * b, a - b])` of the pooled features of two documents, for LRA's Retrieval.
 
-    As LRA's Retrieval asks: x is [B, 2, L] (or [B, 2, L, d_input]), `lengths` [B, 2].
+    x is [B, 2, L] (or [B, 2, L, d_input]), `lengths` [B, 2].
     """
 
     def forward(
@@ -207,9 +211,9 @@ class PairModel(SequenceModel):
         state: State | None = None,
         return_state: bool = False,
     ) -> Tensor:
-        """One answer for each pair, [B, d_output]."""
+        """One output for each pair, [B, d_output]."""
         stream = return_state or state is not None
-        require(not stream, "a model of pairs answers once: it has no state")
+        require(not stream, "a model of pairs gives one output: it has no state")
         require_shape("x", x, ("B", 2, "L", *self._tail))
         if lengths is not None:
             require_shape("lengths", lengths, (x.shape[0], 2))
@@ -242,7 +246,7 @@ def pool(x: Tensor, lengths: Tensor | None, how: Pooling) -> Tensor:
 
 
 def _check_vocabulary(x: Tensor, size: int) -> None:
-    """On the CPU alone: values on a GPU are not read back."""
+    """Check tokens on the CPU; reading them from a GPU would wait for it."""
     if not may_read(x):
         return
     low, high = int(x.min()), int(x.max())
@@ -259,9 +263,9 @@ def build_model(
     pooled: bool = False,
     pair: bool = False,
 ) -> SequenceModel:
-    """A network for real inputs (`d_input`) or tokens (`vocabulary`): one of the two is given.
+    """A network for real inputs (`d_input`) or tokens (`vocabulary`): give one of the two.
 
-    It answers at every position, or once for a sequence (`pooled`) or for two (`pair`).
+    It has an output at every position, or one for a sequence (`pooled`) or for two (`pair`).
     """
     require(
         (d_input is None) != (vocabulary is None),

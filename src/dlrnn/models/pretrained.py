@@ -1,9 +1,9 @@
-"""Models in folders, and on the Hugging Face Hub.
+"""Save and load models in folders, and on the Hugging Face Hub.
 
-folder/config.json         what makes the model again
+folder/config.json         the kind of the model and its arguments
 folder/model.safetensors   its parameters
 folder/README.md           a model card
-folder/tokenizer.json      of a language model
+folder/tokenizer.json      the tokenizer of a language model
 """
 
 import hashlib
@@ -54,16 +54,16 @@ def save_pretrained(
     results: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a DLR layer, a network of `build_model` or a LanguageModel; a new or the same folder.
+    """Write a DLR layer, a network of `build_model` or a LanguageModel into a folder.
 
-    The model card has its configuration and, where given, the `results` by name and the
-    configuration of the `run` that gave them.
+    The folder must be new, or hold a model, which is replaced. The model card contains the
+    configuration and, if given, the `results` by name and the configuration of the `run`.
     """
     folder = Path(folder)
     kind, options = _described(model)
     require(not folder.is_file(), f"{folder} is a file; a folder was expected")
     strange = folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder)
-    require(not strange, f"{folder} holds something else than a model; choose another folder")
+    require(not strange, f"{folder} holds something other than a model; choose another folder")
     given = f"tokenizer must be the bytes of a tokenizer.json, not a {type(tokenizer).__name__}"
     require(tokenizer is None or isinstance(tokenizer, bytes), given)
     named = results is None or isinstance(results, Mapping)
@@ -73,9 +73,11 @@ def save_pretrained(
         card = _card(model, kind, options, results or {}, run).encode()
         content = (json.dumps(config, indent=1) + "\n").encode()
     except (TypeError, UnicodeError) as error:  # numbers of numpy, for instance
-        raise ValueError(f"what is to be written is no text or no JSON: {error}") from error
-    beside = {"config": content, **({} if tokenizer is None else {"tokenizer": tokenizer})}
-    weights = model_bytes(model, {name: _digest(each) for name, each in beside.items()})
+        raise ValueError(
+            f"the options, results or run cannot be written as JSON text: {error}"
+        ) from error
+    others = {"config": content, **({} if tokenizer is None else {"tokenizer": tokenizer})}
+    weights = model_bytes(model, {name: _digest(each) for name, each in others.items()})
     folder.mkdir(parents=True, exist_ok=True)
     create_new(folder / BEGUN)
     (folder / CONFIG).unlink(missing_ok=True)  # without it a folder is no model
@@ -92,7 +94,7 @@ def save_pretrained(
 def from_pretrained(
     source: str | Path, *, revision: str | None = None, trust: bool = False
 ) -> nn.Module:
-    """The model in a folder, or of the Hub by its name `owner/name`; in evaluation mode.
+    """Load the model in a folder, or `owner/name` of the Hub; in evaluation mode.
 
     The digests of its weights and its configuration are checked. A mixer outside of dlrnn is
     imported, which runs its code, only with `trust`.
@@ -115,21 +117,21 @@ def from_pretrained(
             check_import(mixer, path, trust=trust)
         maker, declared = _MAKERS[kind]
         make = partial(maker, **fit_fields(options, get_type_hints(declared), "options", needed=()))
-        outlined = not isinstance(mixer, str) or "." not in mixer or is_built_in(mixer)
-        own = outline(make) if outlined else None
+        on_meta = not isinstance(mixer, str) or "." not in mixer or is_built_in(mixer)
+        expected = outline(make) if on_meta else None
         tensors = _weights(folder, content)
-        wrong = misfit(own, tensors) if own is not None else ""
+        wrong = misfit(expected, tensors) if expected is not None else ""
         require(not wrong, f"{folder / WEIGHTS} does not fit its {CONFIG}: {wrong}")
         model = make()
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path} describes no model of dlrnn: {reason}") from error
+        raise ValueError(f"{path} does not describe a model of dlrnn: {reason}") from error
     _load(model, tensors, folder / WEIGHTS)
     return model.eval()
 
 
 def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
-    """Upload what `save_pretrained` wrote to the Hub as `owner/name`; its address."""
+    """Upload a folder of `save_pretrained` to the Hub as `owner/name`; returns its address."""
     require((Path(folder) / CONFIG).is_file(), f"{folder} holds no model: it has no {CONFIG}")
     _check_name(name)
     with _failures(f"{folder} cannot be uploaded as {name}"):
@@ -141,13 +143,11 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
         return f"https://huggingface.co/{name}"
 
 
-# ---------------------------------------------------------------------------------- inside
+# ---------------------------------------------------------------------------------- helpers
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether `save_pretrained` wrote it, perhaps not to its end: not a run, nor anything else that
-    has a config.json.
-    """
+    """Whether `save_pretrained` wrote a folder, perhaps not completely; a run is not ours."""
     if (folder / BEGUN).is_file():
         return True
     try:
@@ -176,7 +176,7 @@ def _weights(folder: Path, config: bytes) -> dict[str, Tensor]:
 
 
 def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
-    """The kind of a model, and what makes it again."""
+    """The kind of a model and its arguments, for config.json."""
     if isinstance(model, DLR):
         return "DLR", model.options()
     if isinstance(model, LanguageModel):
@@ -191,13 +191,13 @@ def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
 
 
 def _load(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Tensors as the file has them, also their types."""
-    own = model.state_dict()
-    for name in sorted(own.keys() | tensors.keys()):
-        here, there = (list(t[name].shape) if name in t else None for t in (own, tensors))
+    """Load tensors, with the types that they have in the file."""
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        here, there = (list(t[name].shape) if name in t else None for t in (expected, tensors))
         sizes = f"{name} is {there or 'not there'}, not {here or 'there'}"
         require(here == there, f"{path} does not fit its {CONFIG}: {sizes}")
-        kinds = own[name].is_floating_point(), tensors[name].is_floating_point()
+        kinds = expected[name].is_floating_point(), tensors[name].is_floating_point()
         require(kinds[0] == kinds[1], f"{path} does not fit its {CONFIG}: {name} has another type")
     model.load_state_dict(tensors, assign=True)
 
@@ -219,10 +219,10 @@ def _check_name(name: str) -> None:
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:
-    """Whatever the Hub's package raises, as one sentence."""
+    """Turn any error of the Hub's package into a ValueError of one sentence."""
     try:
         yield
-    except Exception as error:  # of the network, of the system, of its own
+    except Exception as error:  # of the network, the system, or the package
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"{what}: {reason}") from error
 
@@ -243,8 +243,8 @@ def _card(
     lines += ["", "```python", "from dlrnn.models import from_pretrained", ""]
     lines += ['model = from_pretrained("owner/name")  # or this folder', "```", ""]
     if writes and options["experts"] > 1 and options["router"] == "top":
-        ahead = "Experts are chosen over whole sequences, which looks ahead; to write, take"
-        lines += [f"{ahead} `dlrnn.models.causal(model)`.", ""]
+        note = "Experts are chosen over whole sequences, which looks ahead; to write, take"
+        lines += [f"{note} `dlrnn.models.causal(model)`.", ""]
     if results:
         lines += ["## Results", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in results.items()] + [""]

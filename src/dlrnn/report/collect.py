@@ -21,10 +21,10 @@ from dlrnn.report.results import (
     read_picture,
     read_snapshots,
 )
-from dlrnn.train import RunConfig, RunFolder
-from dlrnn.train.folder import CONFIG, ENVIRONMENT, RECORDS, TIMING
-from dlrnn.train.plain import in_words, may_stop, plain_level
-from dlrnn.train.tested import best_step
+from dlrnn.train import RunConfig, RunDirectory
+from dlrnn.train.early_stopping import constant_level, should_stop, stop_reason
+from dlrnn.train.evaluation import best_step
+from dlrnn.train.run_directory import CONFIG, ENVIRONMENT, RECORDS, TIMING
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
@@ -64,7 +64,7 @@ def collect(
     its best validation says, and has as many steps as the last one saw.
     `commit` is for a run that does not know its own.
     """
-    folder = RunFolder.open(path)
+    folder = RunDirectory.open(path)
     config, result = folder.config, folder.result
     name, origin = origin_of(folder.path, config, recipe)
     lines = folder.records()
@@ -103,7 +103,7 @@ def collect(
         scale=origin.size,
     )
     if (result or {}).get("stopped"):
-        shared = replace(shared, command=f"{shared.command} --until-plain")
+        shared = replace(shared, command=f"{shared.command} --early-stop")
     if shared.is_cut and _same_rate(config, origin.expected, shared.steps):
         told = _plain(next(iter(origin.recipe.paper), ""), lines, shared, config.steps)
         shared = replace(shared, stopped=told)
@@ -193,7 +193,7 @@ def _examined(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | No
 
 
 def _scores(
-    folder: RunFolder, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
+    folder: RunDirectory, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
 ) -> tuple[str, dict[str, float]]:
     split, found = measured(folder, config)
     last = {each["split"]: each for each in lines}
@@ -222,10 +222,10 @@ def _plain(metric: str, lines: list[dict[str, Any]], record: Record, asked: int)
     """In words, if it may stop where it did: its value is plainly at 0, or at 1; else ""."""
     asked = record.steps_asked if record.scale == FULL else asked
     judged = [(e["step"], e[metric]) for e in lines if e["split"] == "validation" and metric in e]
-    level = plain_level(judged, record.steps)
-    if level is None or record.steps >= asked or not may_stop(judged, record.steps, asked):
+    level = constant_level(judged, record.steps)
+    if level is None or record.steps >= asked or not should_stop(judged, record.steps, asked):
         return ""
-    return f"early after {record.steps} of {asked} steps: {in_words(metric, level)}"
+    return f"early after {record.steps} of {asked} steps: {stop_reason(metric, level)}"
 
 
 def _shown(metric: str, value: float) -> float | None:

@@ -1,13 +1,13 @@
-"""Training: one loop for all tasks and models, exact when it is resumed."""
+"""Training: one loop for all tasks and models, with exact resume."""
 
 from dlrnn.train.config import RunConfig, TaskConfig, from_json, with_overrides
-from dlrnn.train.folder import RunFolder
-from dlrnn.train.loop import train
 from dlrnn.train.model import load_best, make_model
+from dlrnn.train.run_directory import RunDirectory
+from dlrnn.train.trainer import train
 
 __all__ = [
     "RunConfig",
-    "RunFolder",
+    "RunDirectory",
     "TaskConfig",
     "from_json",
     "load_best",

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file, model and optimizer; the counters are in its header.
+"""Checkpoints: one safetensors file with model and optimizer, and counters in its header.
 
 The header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
 """
@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from dlrnn.common.files import naming, write_whole
 from dlrnn.common.untrusted import fit, parse_json, read_sealed, seal
-from dlrnn.train.sharded import like, whole
+from dlrnn.train.distributed import full_tensor, shard_like
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
-_KEPT = 2  # the last good one stays when the newest is damaged
+_KEPT = 2  # an older one is used when the newest is damaged
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class _BestHeader:
     files: dict[str, str]  # SHA-256 of the files that belong to the model: a tokenizer
 
 
-def tensors_of(
+def state_tensors(
     model: nn.Module, optimizer: Optimizer | None = None, *, keep: bool = True
 ) -> dict[str, Tensor]:
-    """What a checkpoint holds. Where it is sharded every process has to ask, also one that keeps
-    nothing; whole tensors are on the device one at a time.
+    """The tensors of a checkpoint; {} without `keep`.
+
+    Every process of a sharded run has to call it, also those that do not `keep` the tensors. Full
+    tensors are on the device one at a time.
     """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
@@ -63,7 +65,7 @@ def tensors_of(
             tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
     found = {}
     for name, value in tensors.items():
-        full = whole(value)
+        full = full_tensor(value)
         if keep:
             found[name] = full if full is value else full.cpu()
     return found
@@ -72,13 +74,13 @@ def tensors_of(
 def save_checkpoint(
     folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
 ) -> None:
-    """`step-N.safetensors`; older ones but the last are removed."""
+    """Write `step-N.safetensors`, and remove all but the last two checkpoints."""
     _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
     remove_old(folder)
 
 
 def remove_old(folder: Path) -> None:
-    """All checkpoints but the last two; a run that was killed may have left a third."""
+    """Remove all checkpoints but the last two; a killed run may have left a third."""
     for path in checkpoints(folder)[:-_KEPT]:
         with naming(path):
             path.unlink()
@@ -87,22 +89,22 @@ def remove_old(folder: Path) -> None:
 def save_best(
     folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
 ) -> None:
-    """`best.safetensors`: the model alone; the digest of its configuration is among `counters`."""
+    """Write `best.safetensors`: the model, and `counters` with its configuration's digest."""
     _write(folder / BEST, tensors, {"step": step, **counters})
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The oldest first."""
+    """The paths of a run's checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
 
 
 def step_of(checkpoint: Path) -> int:
-    """By its name."""
+    """The step of a checkpoint, from its file name."""
     return int(checkpoint.stem.removeprefix("step-"))
 
 
-class Found(NamedTuple):
-    """A checkpoint, and what was wrong with newer ones."""
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint, and the problems of newer ones that could not be read."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -110,30 +112,30 @@ class Found(NamedTuple):
     problems: list[str]
 
 
-def newest(folder: Path) -> Found | None:
-    """The newest checkpoint that is whole; None if there is none at all."""
+def load_newest(folder: Path) -> LoadedCheckpoint | None:
+    """The newest undamaged checkpoint; None if there are no checkpoints."""
     problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            tensors, counters = read(path)
+            tensors, counters = read_checkpoint(path)
         except ValueError as error:
             problems.append(str(error))
             continue
-        return Found(path, tensors, counters, problems)
+        return LoadedCheckpoint(path, tensors, counters, problems)
     if problems:
         raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
     return None
 
 
 def model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the model, without the prefix that tells them from the optimizer's."""
+    """The model's tensors of a checkpoint, without the prefix `model.`."""
     return {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
 
 
 def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """The parameters of a checkpoint; those of another model are refused."""
-    own, found = model.state_dict(), model_tensors(tensors)
-    for name, value in own.items():
+    """Load the parameters of a checkpoint; a checkpoint of another model raises."""
+    expected, found = model.state_dict(), model_tensors(tensors)
+    for name, value in expected.items():
         if name not in found:
             raise ValueError(f"{path} is of another model: it has no {name}")
         if found[name].dtype != value.dtype:
@@ -142,26 +144,28 @@ def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None
         if found[name].shape != value.shape:
             shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
             raise ValueError(f"{path} is of another model: its {name} is {shapes}")
-    extra = sorted(found.keys() - own.keys())
+    extra = sorted(found.keys() - expected.keys())
     if extra:
         raise ValueError(f"{path} is of another model: it has {extra[0]}, which this one lacks")
     model.load_state_dict(found)
 
 
-def header(path: Path) -> dict[str, Any]:
-    """The counters of the best model, or of a checkpoint; all of the file is checked."""
+def read_header(path: Path) -> dict[str, Any]:
+    """The counters of a checkpoint or of the best model; the digest of the file is checked."""
     return _read(path, tensors=False)[1]
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and counters of the best model, or of a checkpoint."""
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and counters of a checkpoint or of the best model."""
     return _read(path, tensors=True)
 
 
 def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = read_sealed(path, tensors=tensors)
     if not found.sealed or HEADER not in found.metadata:
-        raise ValueError(f"{path} is no checkpoint of this version: it has no SHA-256 or counters")
+        raise ValueError(
+            f"{path} is not a checkpoint of this version: it has no SHA-256 or no counters"
+        )
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
@@ -176,11 +180,11 @@ def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
-    still = {
+    copies = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
-    write_whole(path, seal(still, {HEADER: json.dumps(counters)}))
+    write_whole(path, seal(copies, {HEADER: json.dumps(counters)}))
 
 
 def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -192,7 +196,7 @@ def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
 
 
 def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-    """The state of a checkpoint's optimizer; of a sharded one, this process's shard."""
+    """Load the optimizer state of a checkpoint; in a sharded run, this process's shard of it."""
     on_device = any(
         group.get("capturable") or group.get("fused") for group in optimizer.param_groups
     )
@@ -202,10 +206,10 @@ def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opti
         if not found:  # a parameter that has no gradient has no state
             continue
         shapes = {key: value.shape for key, value in found.items()}
-        wanted = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        expected = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
         kinds = {found[key].dtype for key in found if key != "step"}
-        if shapes != wanted or kinds != {parameter.dtype} or found["step"].is_complex():
+        if shapes != expected or kinds != {parameter.dtype} or found["step"].is_complex():
             raise ValueError(f"the checkpoint is of another optimizer: {name} has other moments")
         step = found.pop("step").to(parameter.device if on_device else "cpu")
-        state = {key: like(value, parameter) for key, value in found.items()}
+        state = {key: shard_like(value, parameter) for key, value in found.items()}
         optimizer.state[parameter] = {"step": step, **state}

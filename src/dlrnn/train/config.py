@@ -1,20 +1,20 @@
-"""A run is one complete typed configuration: nothing lives in shell history."""
+"""The configuration of a run: one typed object, from JSON or from the command line."""
 
 import argparse
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
-from difflib import SequenceMatcher
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_type_hints
 
 from jsonargparse import ArgumentParser
 
 from dlrnn import tasks
-from dlrnn.common.untrusted import brief, fit, fit_fields, parse_json
+from dlrnn.common.suggestions import nearest
+from dlrnn.common.untrusted import as_json, brief, expected, fit, fit_fields, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
 
 LARGEST_SIZE = 2**31
@@ -23,7 +23,7 @@ LARGEST_SIZE = 2**31
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """`tasks.get(name, **settings)`; its seed is the run's, unless the settings say another."""
+    """A task, `tasks.get(name, **settings)`; its seed is the run's unless the settings name one."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -31,28 +31,28 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides a run.
+    """Everything that determines a run; types and values are checked when it is made.
 
     Args:
-        task: what is learnt.
-        model: what learns it; a LanguageConfig where the task is of the kind "language".
+        task: the task to learn.
+        model: the model; a LanguageConfig for tasks of the kind "language".
         steps: updates of the parameters.
-        batch_size: samples a step, over all devices and micro-batches.
-        lr: AdamW's rate.
-        kernel_lr: the rate of kernel parameters (lambda, W); none: lr.
-        weight_decay: of all but kernel parameters.
+        batch_size: samples in a step, over all devices and micro-batches.
+        lr: learning rate of AdamW.
+        kernel_lr: learning rate of kernel parameters (lambda, W); None: lr.
+        weight_decay: weight decay of all but kernel parameters.
         schedule: constant, or a cosine to 0; both after the warm-up.
         warmup: steps in which the rate rises linearly from 0.
-        clip: the largest norm of the gradient; none: no limit.
-        accumulate: micro-batches a step; kernels are computed once for all of them.
+        clip: the largest norm of the gradient; None: no limit.
+        accumulate: micro-batches in a step; kernels are computed once for all of them.
         precision: fp32, or bf16 in autocast (kernels and states stay fp32).
-        deterministic: PyTorch's own kernels add in one order, too: attention's gradients on a GPU
-            are else not the same twice. An operation that cannot is refused.
+        deterministic: PyTorch's kernels add in a fixed order, too; otherwise attention's gradients
+            on a GPU vary between runs. An operation without such a kernel raises.
         log_every: steps between two records of the loss.
         eval_every: steps between two evaluations.
-        eval_batches: batches an evaluation (all of it where the task has a set on disk).
+        eval_batches: batches in an evaluation (a set on disk is evaluated completely).
         checkpoint_every: steps between two checkpoints.
-        seed: of the parameters, the data and the dropout.
+        seed: seed of the parameters, the data and the dropout.
     """
 
     task: TaskConfig
@@ -75,6 +75,26 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        types = get_type_hints(type(self))
+        for name, value in vars(self).items():
+            if name not in ("task", "model"):
+                object.__setattr__(self, name, fit(value, types[name], name))
+        self._check_values()
+        model_class = _model_class(self.task.name)
+        if not isinstance(self.model, model_class):
+            kinds = f"{model_class.__name__}, not a {type(self.model).__name__}"
+            raise ValueError(f"the model of {self.task.name} is a {kinds}")
+        for part, kind in (("task", TaskConfig), ("model", model_class)):
+            values = as_json(asdict(getattr(self, part)), part)  # as config.json gives them back
+            _check_sizes(values, f"{part}.")
+            object.__setattr__(self, part, fit(values, kind, part))
+        if isinstance(self.model, ModelConfig):
+            options = self.model.mixer_options
+            for name, kind in self.model.option_types().items():
+                if name in options:
+                    fit(options[name], kind, f"model.mixer_options.{name}")
+
+    def _check_values(self) -> None:
         counts = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "eval_batches")
         for name in (*counts, "checkpoint_every"):
             if getattr(self, name) < 1:
@@ -89,23 +109,18 @@ class RunConfig:
         for name in ("weight_decay", "warmup"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not isinstance(self.deterministic, bool):
-            raise ValueError(f"deterministic must be True or False, not {self.deterministic!r}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must have 64 bits at most, and {self.seed} has more")
         if self.batch_size % self.accumulate:
             parts = f"{self.accumulate} micro-batches of one size"
             raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")
-        if not isinstance(self.model, wanted := _model_class(self.task.name)):
-            kind = type(self.model).__name__
-            raise ValueError(f"the model of {self.task.name} is a {wanted.__name__}, not a {kind}")
 
     def make_task(self) -> tasks.Task:
         """The task, with the run's seed."""
         return tasks.get(self.task.name, **{"seed": self.seed, **self.task.settings})
 
     def rate(self, step: int) -> float:
-        """The share of the learning rate at step 0, 1, ..."""
+        """The factor of the learning rate at step 0, 1, ..."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.schedule == "constant":
@@ -114,11 +129,11 @@ class RunConfig:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def to_json(self) -> str:
-        """Complete, readable."""
+        """The complete configuration as indented JSON."""
         return in_json(asdict(self))
 
     def identity(self) -> dict[str, Any]:
-        """What tells runs apart: a setting that came later counts where it is not as before."""
+        """The values that distinguish runs; `deterministic`, a later setting, only if it is set."""
         values = asdict(self)
         if not self.deterministic:
             del values["deterministic"]
@@ -132,53 +147,36 @@ class RunConfig:
 
 
 def in_json(values: dict[str, Any]) -> str:
-    """Readable."""
-    try:
-        return json.dumps(values, indent=1) + "\n"
-    except TypeError as error:  # a Path, a number of numpy
-        raise ValueError(f"a setting is no JSON: {error}") from error
-
-
-_OPTIONS = (("task", "settings"), ("model", "mixer_options"))  # whose values are of any type
+    """Values as indented JSON."""
+    return json.dumps(values, indent=1) + "\n"
 
 
 def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
-    """What `to_json` wrote; it may come from anybody, so nothing in it is imported or called."""
+    """The configuration that `to_json` wrote; untrusted text: no class is imported or called."""
     content = text.encode() if isinstance(text, str) else text
-    return _fitted(parse_json(content, where), where)
-
-
-def _fitted(values: Any, where: str) -> RunConfig:
-    """A configuration from plain values: known keys, the types of the fields, sizes in bounds."""
+    values = parse_json(content, where)
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be a JSON object, not {values!r:.60}")
     task = fit(values.get("task"), TaskConfig, f"{where}: task")
     schema = {**get_type_hints(RunConfig), "model": _model_class(task.name)}
     try:
-        found = fit_fields(values, schema, where, needed=("task", "model"))
-        _check_option_types(found["model"], f"{where}: model: mixer_options")
-        _check_bounds({part: values[part] for part in ("task", "model")})
-        return RunConfig(**found)
+        return RunConfig(**fit_fields(values, schema, where, needed=("task", "model")))
     except ValueError as error:
         raise ValueError(
             brief(error) if where in str(error) else f"{where}: {brief(error)}"
         ) from error
 
 
-def _check_option_types(model: ModelConfig | LanguageConfig, where: str) -> None:
-    """Options of a built-in mixer have its types; their values stay as they are."""
-    if isinstance(model, ModelConfig):
-        for name, kind in model.option_types().items():
-            if name in model.mixer_options:
-                fit(model.mixer_options[name], kind, f"{where}: {name}")
-
-
-def _check_bounds(values: Any, inside: str = "") -> None:
-    """Whole numbers that no model or task has: they would only fill the memory."""
-    for name, value in values.items() if isinstance(values, dict) else ():
-        _check_bounds(value, f"{inside}{name}.")
+def _check_sizes(values: dict[str, Any], inside: str) -> None:
+    """Refuse sizes that would only exhaust the memory."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _check_sizes(value, f"{inside}{name}.")
         if isinstance(value, int) and value > LARGEST_SIZE and name != "seed":
             raise ValueError(f"{inside}{name} must be at most {LARGEST_SIZE}, not {value}")
+
+
+# ---------------------------------------------------------------------------------- command line
 
 
 def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
@@ -186,49 +184,53 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
 
     Another mixer, or another task, does not inherit the options of the one that it replaces.
     """
-    defaults, model = asdict(config), type(config.model)
+    defaults, model_class = asdict(config), type(config.model)
     known = list(_names(defaults))
     if isinstance(config.model, ModelConfig):
         known += [f"model.mixer_options.{name}" for name in config.model.option_types()]
     _check_names(arguments, known)
-    with _one_sentence():
-        parser = _parser(model, deepcopy(defaults))
-        values = parser.parse_args(list(arguments))
-        if values.model.mixer != config.model.mixer and model is ModelConfig:
-            defaults["model"]["mixer_options"] = {}
-        if values.task.name != config.task.name:
-            defaults["task"]["settings"] = {}
-        if _model_class(values.task.name) is not model:
-            other = f"{values.task.name} needs another kind of model than {config.task.name}"
-            raise ValueError(f"{other}: begin with a recipe of it")
-        parser = _parser(model, deepcopy(defaults))
-        values = parser.parse_args(list(arguments))
-    made = _fitted(values.as_dict(), "the settings")
-    return _texts(made, defaults, arguments)
+    options = {"task": {**defaults["task"], "settings": {}}}
+    if model_class is ModelConfig:
+        options["model"] = {**defaults["model"], "mixer_options": {}}
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(RunConfig, skip={"model"})
+    parser.add_class_arguments(model_class, "model")
+    parser.set_defaults({**defaults, **options})
+    try:
+        parsed = parser.parse_args(list(arguments)).as_dict()
+    except argparse.ArgumentError as error:
+        raise ValueError(_sentence(config, arguments, " ".join(str(error).split()))) from error
+    task, model = parsed.pop("task"), parsed.pop("model")
+    if _model_class(task["name"]) is not model_class:
+        other = f"{task['name']} needs another kind of model than {config.task.name}"
+        raise ValueError(f"{other}: begin with a recipe of it")
+    replaced = {"task": task["name"] != config.task.name, "model": False}
+    if isinstance(config.model, ModelConfig):
+        replaced["model"] = model["mixer"] != config.model.mixer
+    for part, values, name in (("task", task, "settings"), ("model", model, "mixer_options")):
+        if name in values:
+            before = {} if replaced[part] else defaults[part][name]
+            values[name] = _merged(before, values[name], f"{part}.{name}", arguments)
+    return RunConfig(task=TaskConfig(**task), model=model_class(**model), **parsed)
 
 
-def _texts(config: RunConfig, known: dict[str, Any], arguments: Sequence[str]) -> RunConfig:
-    """The parser reads a text among options, "1", as a number: those `known` are put back.
+def _merged(
+    before: dict[str, Any], given: dict[str, Any], where: str, arguments: Sequence[str]
+) -> dict[str, Any]:
+    """Options `before`, changed by those that were `given` one by one or all at once.
 
-    In the arguments, which are texts all, one in double quotes stays one.
+    Arguments are parsed as JSON; one in double quotes stays text: `--task.settings.name '"7"'`.
     """
     named = {argument.removeprefix("--").partition("=")[0] for argument in arguments}
-    for part, name in _OPTIONS:
-        owner = getattr(config, part)
-        options = dict(getattr(owner, name, {}))
-        before = known.get(part, {}).get(name) or {}
-        for option, value in options.items() if f"{part}.{name}" not in named else ():
-            if f"{part}.{name}.{option}" not in named:
-                options[option] = before.get(option, value)
-            elif isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
-                options[option] = value[1:-1]
-        if options:
-            config = replace(config, **{part: replace(owner, **{name: options})})
-    return config
+    for option, value in given.items():
+        quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
+        if quoted and f"{where}.{option}" in named:
+            given[option] = value[1:-1]
+    return given if where in named else {**before, **given}
 
 
 def _names(values: dict[str, Any], before: str = "") -> Iterator[str]:
-    """`steps`, `model`, `model.mixer`, ..."""
+    """All names of settings: `steps`, `model`, `model.mixer`, ..."""
     for name, value in values.items():
         yield before + name
         if isinstance(value, dict):
@@ -236,46 +238,51 @@ def _names(values: dict[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _check_names(arguments: Sequence[str], known: list[str]) -> None:
-    """A misspelt setting is told the nearest one; options of mixers and tasks are checked later."""
+    """Refuse unknown settings, except options of mixers and tasks, which these check later."""
     for argument in arguments:
         name = argument.removeprefix("--").partition("=")[0]
         free = name.startswith(("model.mixer_options.", "task.settings."))
-        if not argument.startswith("--") or free or name in known:
-            continue
-        near = max(known, key=lambda each: _likeness(name, each))
-        advice = "`dlrnn recipes --show RECIPE` prints them all"
-        if max(_likeness(name, near)) > 0.6:
-            advice = f"did you mean --{near}?"
-        raise ValueError(f"there is no setting --{name}: {advice}")
+        if argument.startswith("--") and not free and name not in known:
+            near = nearest(name, known)
+            advice = f"did you mean --{near}?" if near else "see `dlrnn recipes --show RECIPE`"
+            raise ValueError(f"there is no setting --{name}: {advice}")
 
 
-def _likeness(typed: str, known: str) -> tuple[float, float]:
-    """Of their last words, or of all of them if that is more: `d_state` is found where it is."""
-    pairs = ((typed.rpartition(".")[2], known.rpartition(".")[2]), (typed, known))
-    last, whole = (SequenceMatcher(None, *pair).ratio() for pair in pairs)
-    return max(last, whole), whole
+def _sentence(config: RunConfig, arguments: Sequence[str], message: str) -> str:
+    """What an option expects and was given, instead of jsonargparse's message about its keys."""
+    named = re.match(r'(?:Parser key "|argument --)([\w.]+)', message)
+    kind = _type_of(config, named[1]) if named else None
+    typed = _typed(named[1], arguments) if named else None
+    if named is None or kind is None or typed is None:
+        return message
+    option, value = typed
+    takes = expected(kind) if option == f"--{named[1]}" else "a value"  # for an option inside it
+    given = "and nothing was given" if value is None else f"not {value!r}"
+    return f"{option} takes {takes}, {given}"
+
+
+def _type_of(config: RunConfig, name: str) -> Any:
+    """The type of a setting, None for an unknown one."""
+    *inside, last = name.split(".")
+    owner: Any = config
+    for part in inside:
+        owner = getattr(owner, part, None)
+    return get_type_hints(type(owner)).get(last)
+
+
+def _typed(name: str, arguments: Sequence[str]) -> tuple[str, str | None] | None:
+    """The option `name` and its last value; or the option, also one inside it, without a value."""
+    last = None
+    for word, after in pairwise([*arguments, "--"]):
+        option, has_value, value = word.partition("=")
+        if not has_value and after.startswith("--") and f"{option}.".startswith(f"--{name}."):
+            return option, None
+        if option == f"--{name}":
+            last = option, value if has_value else after
+    return last
 
 
 def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:
-    """What describes the model of a task; an unknown one is refused when it is made."""
+    """The class that configures models of a task; unknown tasks raise when they are made."""
     known = tasks.TASKS.get(task or "")
     return LanguageConfig if known is not None and known.kind == "language" else ModelConfig
-
-
-def _parser(
-    model: type[ModelConfig] | type[LanguageConfig], defaults: dict[str, Any] | None
-) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(RunConfig, skip={"model"})
-    parser.add_class_arguments(model, "model")
-    if defaults is not None:
-        parser.set_defaults(defaults)
-    return parser
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except argparse.ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error

@@ -1,4 +1,4 @@
-"""`dlrnn export`: a run's best model as a folder that `from_pretrained` reads, or on the Hub."""
+"""Export the best model of a run: a folder for `from_pretrained`, or an upload to the Hub."""
 
 import json
 from pathlib import Path
@@ -9,14 +9,15 @@ import torch
 from dlrnn.common.untrusted import read_bytes
 from dlrnn.models import push_to_hub, save_pretrained
 from dlrnn.models.pretrained import LARGEST_FILE
-from dlrnn.train import RunFolder, load_best
-from dlrnn.train.tested import read_test
+from dlrnn.train.evaluation import read_test
+from dlrnn.train.model import load_best
+from dlrnn.train.run_directory import RunDirectory
 
 
 def export_run(
     run: str | Path, folder: str | Path, *, push: str | None = None, trust: bool = False
 ) -> str:
-    """Write the best model with its card; where it is now, the folder or the Hub's address."""
+    """Write the best model with its card; returns the folder, or the address on the Hub."""
     model, _, config, _ = load_best(run, torch.device("cpu"), trust=trust)
     path = Path(run)
     tokenizer = path / "tokenizer.json"
@@ -31,10 +32,10 @@ def export_run(
 
 
 def _results(path: Path) -> dict[str, Any]:
-    """What the run's files say: its best validation, and its test where there was one."""
-    records = [each for each in RunFolder.open(path).records() if each["split"] == "validation"]
+    """The results for the model card: the best validation, and the test if there was one."""
+    records = [each for each in RunDirectory.open(path).records() if each["split"] == "validation"]
     found = {"steps": records[-1]["step"]} if records else {}
-    result = RunFolder.open(path).result or {}
+    result = RunDirectory.open(path).result or {}
     names = ("task", "metric", "best", "best_step", "device", "seconds")
     found |= {name: result[name] for name in names if name in result}
-    return found | {f"test {name}": value for name, value in read_test(RunFolder(path)).items()}
+    return found | {f"test {name}": value for name, value in read_test(RunDirectory(path)).items()}

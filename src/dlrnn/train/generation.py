@@ -1,7 +1,7 @@
-"""`dlrnn generate`: a run's best language model writes, token by token.
+"""Generate text from the best model of a trained run, token by token.
 
-Experts that were chosen over whole sequences in training are chosen by their thresholds here: who
-writes cannot look ahead (docs/language.md).
+Generation cannot look ahead, so experts are chosen by their thresholds here, also if training chose
+them over whole sequences (docs/language.md).
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.tasks.books import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.tasks.shards import TOKENIZER
-from dlrnn.train import RunFolder, load_best
+from dlrnn.train.model import load_best
+from dlrnn.train.run_directory import RunDirectory
 
 
-def write(
+def generate_text(
     run: str | Path,
     prompt: str,
     *,
@@ -29,23 +30,23 @@ def write(
     seed: int = 0,
     device: str = "cpu",
 ) -> Iterator[str]:
-    """The text after a prompt, as it comes: at most so many tokens, or up to the end token.
+    """Pieces of the text after a prompt: at most `tokens` of them, or up to the end token.
 
-    What cannot be is refused at once, not when the first piece is asked for.
+    Wrong arguments raise in this call, not when the first piece is read.
     """
     from tokenizers.decoders import DecodeStream
 
-    config = RunFolder.open(run).config
+    config = RunDirectory.open(run).config
     if not isinstance(config.model, LanguageConfig):
-        raise ValueError(f"{run} is no language model: it was trained on {config.task.name}")
+        raise ValueError(f"{run} is not a language model: it was trained on {config.task.name}")
     path = Path(run) / TOKENIZER
     if not path.is_file():
         raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
     tokenizer = make_tokenizer(read_bytes(path, LARGEST_FILE), path)
     model = load_best(run, torch.device(device)).model
     with tokenizer_errors(path):
-        read = tokenizer.encode(prompt, add_special_tokens=False).ids
-    if not read:
+        prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not prompt_tokens:
         raise ValueError("the prompt is empty: give at least one word")
     known = config.model.vocabulary
     if vocabulary_of(tokenizer) > known:
@@ -53,12 +54,15 @@ def write(
     assert isinstance(model, LanguageModel)
     limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     limits["vocabulary"] = vocabulary_of(tokenizer)
-    words = torch.tensor(read, device=device)
-    drawn = generate(causal(model), words, tokens, **limits, seed=seed)
-    end, stream = end_token(tokenizer, path), DecodeStream(ids=read, skip_special_tokens=True)
+    start = torch.tensor(prompt_tokens, device=device)
+    generated = generate(causal(model), start, tokens, **limits, seed=seed)
+    end, stream = (
+        end_token(tokenizer, path),
+        DecodeStream(ids=prompt_tokens, skip_special_tokens=True),
+    )
 
     def pieces() -> Iterator[str]:
-        for token in drawn:
+        for token in generated:
             if token == end:
                 return
             with tokenizer_errors(path):

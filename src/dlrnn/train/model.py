@@ -1,4 +1,4 @@
-"""The model of a run: as it begins, and at its best."""
+"""The model of a run: initialised, or loaded from the best checkpoint."""
 
 import hashlib
 import os
@@ -15,21 +15,21 @@ from dlrnn.models.config import is_built_in
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.nn.files import misfit, outline
 from dlrnn.tasks import Task
-from dlrnn.train.checkpoint import BEST, load_model, model_tensors, read
+from dlrnn.train.checkpoint import BEST, load_model, model_tensors, read_checkpoint
 from dlrnn.train.config import RunConfig
-from dlrnn.train.folder import CONFIG, RunFolder
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
 
 def make_model(config: RunConfig, task: Task) -> nn.Module:
-    """The model of a run, initialised from its seed; one that cannot fit in memory is refused."""
+    """The model of a run, initialised from its seed; one that does not fit in memory raises."""
     _check_memory(config, task)
     torch.manual_seed(config.seed)
     model = _build(config, task)
     is_language = isinstance(config.model, LanguageConfig)
     if task.causal and not is_language and not getattr(model, "causal", True):
         raise ValueError(
-            f"{task.name} asks for a model that reads from left to right: its mixer must not be"
-            " bidirectional"
+            f"{task.name} needs a causal model, which reads from left to right:"
+            " its mixer must not be bidirectional"
         )
     return model
 
@@ -48,7 +48,7 @@ def _build(config: RunConfig, task: Task) -> nn.Module:
 
 
 def _is_built_in(config: RunConfig) -> bool:
-    """Whether the model can be made on the meta device, which a user's own mixer may not stand."""
+    """Whether the model can be made on the meta device, where a user's mixer may fail."""
     return isinstance(config.model, LanguageConfig) or is_built_in(config.model.mixer)
 
 
@@ -65,7 +65,7 @@ def _check_memory(config: RunConfig, task: Task) -> None:
 
 
 def _memory() -> int | None:
-    """Bytes of this machine; None where the system does not tell."""
+    """Bytes of memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -73,14 +73,14 @@ def _memory() -> int | None:
 
 
 def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
-    """Before a model is made from a configuration that was read: it may name a foreign class."""
+    """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
     model = config.model
     if isinstance(model, ModelConfig) and not is_built_in(model.mixer):
         check_import(config.model.mixer, where, trust=trust)
 
 
 def check_file(folder: Path, name: str, digest: str) -> None:
-    """Refuse a file of a run, a tokenizer, that is not the one which the model was trained with."""
+    """Refuse a file of a run (a tokenizer) that differs from the one used in training."""
     path = folder / name
     known = Path(name).name == name and path.is_file()
     if not known or hashlib.sha256(read_bytes(path, LARGEST_FILE)).hexdigest() != digest:
@@ -90,9 +90,7 @@ def check_file(folder: Path, name: str, digest: str) -> None:
 
 
 class Best(NamedTuple):
-    """The best model of a run so far, and the step that made it: a run that goes on may have
-    another one since.
-    """
+    """The best model of a run so far, and its step; a run that continues may improve on it."""
 
     model: nn.Module
     task: Task
@@ -101,14 +99,14 @@ class Best(NamedTuple):
 
 
 def load_best(path: str | Path, device: torch.device, *, trust: bool = False) -> Best:
-    """The best model on a device, in evaluation mode; the digests of all its files are checked.
+    """Load the best model on a device, in evaluation mode; the digests of its files are checked.
 
     A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
     """
-    folder = RunFolder.open(path)
+    folder = RunDirectory.open(path)
     config, best = folder.config, folder.path / BEST
     check_trusted(config, folder.path / CONFIG, trust=trust)
-    tensors, counters = read(best)
+    tensors, counters = read_checkpoint(best)
     if counters["config"] != config.digest():
         raise ValueError(f"{folder.path / CONFIG} is not the one that {best} belongs to")
     for name, digest in counters["files"].items():

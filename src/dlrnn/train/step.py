@@ -1,8 +1,10 @@
-"""One update of the parameters: on a GPU a captured graph, elsewhere plain PyTorch."""
+"""One update of the parameters: a captured CUDA graph on a GPU, eager PyTorch elsewhere."""
 
-from collections.abc import Callable, Generator
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +12,10 @@ from torch.optim import AdamW, Optimizer
 
 from dlrnn.nn import param_groups, reuse_kernels
 from dlrnn.tasks import Batch, Task
-from dlrnn.train.ahead import made_ahead, threads_for
 from dlrnn.train.config import RunConfig
-from dlrnn.train.sharded import is_sharded, share
+from dlrnn.train.distributed import is_sharded, local_processes, local_tensor, make_fabric
+from dlrnn.train.model import make_model
+from dlrnn.train.prefetch import prefetch, thread_count
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -21,7 +24,7 @@ _WARM = 3  # steps before a graph is captured: libraries choose their algorithms
 
 
 def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) -> Optimizer:
-    """AdamW, groups by role; on a GPU its rate is a tensor, which a captured graph reads."""
+    """AdamW with a parameter group for each role; on a GPU the rate is a tensor for the graph."""
     groups = param_groups(
         model, lr=config.lr, weight_decay=config.weight_decay, kernel_lr=config.kernel_lr
     )
@@ -34,8 +37,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) ->
     return AdamW(groups, fused=fused, capturable=on_gpu)
 
 
-def part_of_batch(config: RunConfig, world: int) -> int:
-    """Samples of a micro-batch of one of `world` processes."""
+def micro_batch_size(config: RunConfig, world: int) -> int:
+    """Samples in a micro-batch of one of `world` processes."""
     if config.batch_size % (world * config.accumulate):
         parts = f"{world} processes and {config.accumulate} micro-batches"
         raise ValueError(f"batch_size {config.batch_size} cannot be divided among {parts}")
@@ -43,7 +46,7 @@ def part_of_batch(config: RunConfig, world: int) -> int:
 
 
 class TrainingStep:
-    """`step(k)` makes update k = 0, 1, ...; losses are summed on the device until `take_loss`."""
+    """`step(k, batches)` makes update k = 0, 1, ...; `take_loss` reads the summed losses."""
 
     def __init__(
         self,
@@ -56,24 +59,24 @@ class TrainingStep:
         self.config, self.task, self.model, self.optimizer = config, task, model, optimizer
         self.fabric, self.device = fabric, fabric.device
         world = fabric.world_size
-        self.part = part_of_batch(config, world)
+        self.part = micro_batch_size(config, world)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.bad_parameter = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.index = torch.zeros((), dtype=torch.int64, device=self.device)  # of the step
+        self.index = torch.zeros((), dtype=torch.int64, device=self.device)  # the step
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._feed: list[Batch] = []  # what a graph reads, where batches come from the host
+        self._feed: list[Batch] = []  # the graph reads batches of the host from here
         self._capture = self.device.type == "cuda" and world == 1
         self._warm = 0
         self._dropout = _generator(self.device)
-        self._parameters = list(model.parameters())  # to walk through a model takes its time
+        self._parameters = list(model.parameters())  # listing them takes time in each step
         if self.device.type == "cuda":
             torch.compiler.reset()
         self._makers = [self._maker(k) for k in range(config.accumulate)]
         self._stream = torch.cuda.Stream() if self._capture else None
 
     def __call__(self, step: int, batches: list[Batch] | None) -> None:
-        """One update; `batches` are its micro-batches, None where the device makes them."""
+        """Make one update; `batches` are its micro-batches, None if the device makes them."""
         self._set_rate(step)
         count = (self.config.seed * 1_000_003 + step) * 1009 + self.fabric.global_rank
         self._dropout.manual_seed(count % 2**63)  # a graph reads the seed when it is replayed
@@ -96,7 +99,7 @@ class TrainingStep:
             self._warm += 1
             return
         self._graph = torch.cuda.CUDAGraph()
-        # "thread_local": the thread that makes the next batches may copy them meanwhile
+        # "thread_local": prefetching threads may copy batches during the capture
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._update(self._feed or None)
         self._graph.replay()
@@ -118,7 +121,7 @@ class TrainingStep:
         totals = self._totals(batches) if parts * world > 1 else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        holds = parts > 1 and not is_sharded(self.fabric)  # a shard makes no kernel
+        holds = parts > 1 and not is_sharded(self.fabric)  # shards have no whole kernel
         with reuse_kernels(self.model) if holds else nullcontext():
             for k, batch in enumerate(batches):
                 with self.fabric.no_backward_sync(self.model, enabled=k < parts - 1):  # type: ignore[arg-type]
@@ -128,17 +131,17 @@ class TrainingStep:
                 loss += part.detach()
         if world > 1 and not is_sharded(self.fabric):
             self._require_gradients()
-        gradients = [share(p.grad) for p in self._parameters if p.grad is not None]
+        gradients = [local_tensor(p.grad) for p in self._parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         if is_sharded(self.fabric):
             norms = self.fabric.all_reduce(norms.square(), reduce_op="sum").sqrt()  # type: ignore[union-attr]
         if self.config.clip is not None:
             factor = (self.config.clip / (norms.norm() + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, factor)
-        self._note_bad(norms.isfinite())
+        self._note_nonfinite(norms.isfinite())
         self.optimizer.step()
         if world > 1:
-            for buffer in self.model.buffers():  # what a forward learnt, of all processes
+            for buffer in self.model.buffers():  # statistics that a forward updated
                 if not buffer.is_floating_point():
                     continue
                 buffer.copy_(self.fabric.all_reduce(buffer.clone(), reduce_op="mean"))  # type: ignore[arg-type]
@@ -146,35 +149,35 @@ class TrainingStep:
         self.index += 1
 
     def _require_gradients(self) -> None:
-        """DDP waits for each of them, and would stop in its own words at the next step."""
+        """Refuse parameters without a gradient: DDP would fail at the next step, less clearly."""
         if all(p.grad is not None or not p.requires_grad for p in self._parameters):
             return
         every = self.model.named_parameters()
-        idle = [_own_name(n) for n, p in every if p.grad is None and p.requires_grad]
+        idle = [_unwrapped_name(n) for n, p in every if p.grad is None and p.requires_grad]
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
         raise ValueError(
-            f"{idle[0]}{more} had no part in the loss, and with several processes all must:"
-            " use it, leave it out, freeze it (requires_grad_(False)), or train in one process"
+            f"{idle[0]}{more} had no gradient, which training in several processes needs:"
+            " use it, remove it, freeze it (requires_grad_(False)), or train in one process"
         )
 
     def _totals(self, batches: list[Batch]) -> Tensor:
-        """Of the whole batch: the losses of all parts, on all processes, add up."""
+        """Totals of the whole batch, so that the losses of its parts on all processes add up."""
         totals = torch.stack([self.task.totals(batch) for batch in batches]).sum(0)
         if self.fabric.world_size > 1:
             totals = self.fabric.all_reduce(totals, reduce_op="sum")  # type: ignore[assignment]
         return totals
 
     def samples(self, step: int) -> list[Batch]:
-        """All micro-batches of this process."""
+        """All micro-batches of this process, at a step."""
         return [maker(step) for maker in self._makers]
 
     def _maker(self, part: int) -> Callable[[int | Tensor], Batch]:
-        """Micro-batch `part` of this process, by its step."""
+        """The function that makes micro-batch `part` of this process."""
         first = (self.fabric.global_rank * self.config.accumulate + part) * self.part
         return batch_maker(self.task, self.part, self.device, first, self.config.batch_size)
 
     def take_loss(self, steps: int) -> float:
-        """The mean over the last `steps`, over all processes; waits for the device."""
+        """The mean loss of the last `steps`, over all processes; it waits for the device."""
         mean = self.loss_sum / steps
         if self.fabric.world_size > 1:
             mean = self.fabric.all_reduce(mean, reduce_op="sum")  # type: ignore[assignment]
@@ -182,9 +185,9 @@ class TrainingStep:
         self.loss_sum.zero_()
         return value
 
-    def _note_bad(self, finite: Tensor) -> None:
-        """Keep the first step with a gradient that is not finite, and whose it is."""
-        if self.device.type == "cpu" and bool(finite.all()):  # a GPU would have to be waited for
+    def _note_nonfinite(self, finite: Tensor) -> None:
+        """Remember the first step with a gradient that is not finite, and its parameter."""
+        if self.device.type == "cpu" and bool(finite.all()):  # reading it on a GPU would wait
             return
         new = ~finite.all() & (self.bad_step < 0)
         self.bad_step.copy_(torch.where(new, self.index, self.bad_step))
@@ -192,15 +195,17 @@ class TrainingStep:
         self.bad_parameter.copy_(torch.where(new, first, self.bad_parameter))
 
     def check_finite(self) -> None:
-        """Stop at a gradient that is not finite, and name it; waits for the device."""
+        """Raise if a gradient was not finite, and name it; it waits for the device."""
         step = int(self.bad_step)
         if step < 0:
             return
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
-        name = _own_name(names[int(self.bad_parameter)])
-        advice = "and no checkpoint is of it: begin a new run with a smaller --lr, or with --clip 1"
+        name = _unwrapped_name(names[int(self.bad_parameter)])
+        advice = (
+            "and no checkpoint contains it: begin a new run with a smaller --lr, or with --clip 1"
+        )
         if step == 0:
-            advice = "before anything was learnt: the model gives it from its first parameters"
+            advice = "in the first step: the initial parameters of the model give it"
         raise FloatingPointError(f"step {step + 1}: the gradient of {name} is not finite, {advice}")
 
     def _set_rate(self, step: int) -> None:
@@ -214,15 +219,13 @@ class TrainingStep:
                 group["lr"] = group["full_lr"] * rate
 
 
-def _own_name(name: str) -> str:
-    """Of a parameter, without those of Fabric's and DDP's wrappers."""
+def _unwrapped_name(name: str) -> str:
+    """A parameter's name without the prefixes of Fabric's and DDP's wrappers."""
     return name.removeprefix("_forward_module.").removeprefix("module.")
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that dropout draws from. `torch.manual_seed` would seed those of every kind of
-    device, 0.28 ms a step.
-    """
+    """The generator of dropout: `torch.manual_seed` seeds all devices, which takes 0.28 ms."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[device.index]
@@ -231,9 +234,9 @@ def _generator(device: torch.device) -> torch.Generator:
 def batch_maker(
     task: Task, size: int, device: torch.device, first: int = 0, of: int | None = None
 ) -> Callable[[int | Tensor], Batch]:
-    """`task.sample` by the step alone; compiled where the GPU makes batches, into a few kernels.
+    """`task.sample` as a function of the step; compiled if the GPU makes batches.
 
-    `torch.compiler.reset()` before a new task: dynamo compiles one function 8 times, no more.
+    Call `torch.compiler.reset()` before a new task: dynamo compiles one function at most 8 times.
     """
 
     def make(step: int | Tensor) -> Batch:
@@ -242,16 +245,16 @@ def batch_maker(
 
     if not task.on_device or device.type != "cuda":
         return make
-    make(0)  # what is drawn once is drawn before
+    make(0)  # constants are drawn before compilation
     compiled: Callable[[int | Tensor], Batch] = torch.compile(make, dynamic=False)
     return compiled
 
 
 def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
-    """The model's answer to a batch; where it is given the `targets`, `-log p` of each."""
+    """The model's output for a batch; with `targets`, `-log p` of each target instead."""
     if targets:
-        surprises: Tensor = model(batch.inputs, targets=batch.targets)
-        return surprises
+        losses: Tensor = model(batch.inputs, targets=batch.targets)
+        return losses
     output: Tensor = model(batch.inputs) if batch.lengths is None else model(*batch[::2])
     return output
 
@@ -259,14 +262,59 @@ def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
 def prefetched(
     step: TrainingStep, start: int, stop: int
 ) -> Generator[list[Batch] | None, None, None]:
-    """The micro-batches of steps start .. stop - 1; None each where the device makes them."""
+    """The micro-batches of steps start .. stop - 1; None for each if the device makes them."""
     if step.task.on_device:
         yield from (None for _ in range(start, stop))
         return
-    threads = threads_for(step.device, _processes_here(step.fabric))
-    yield from made_ahead(step.samples, range(start, stop), threads)
+    threads = thread_count(step.device, local_processes(step.fabric))
+    yield from prefetch(step.samples, range(start, stop), threads)
 
 
-def _processes_here(fabric: "Fabric") -> int:
-    """Of this run, on this machine."""
-    return len(getattr(fabric.strategy, "parallel_devices", None) or [fabric.device])
+def make_step(config: RunConfig, device: torch.device) -> TrainingStep:
+    """The step of a configuration in one process, with a new model, to test or time it."""
+    fabric = make_fabric(str(device), config.precision)
+    task = config.make_task()
+    model = make_model(config, task).to(device)
+    optimizer = make_optimizer(config, model, device)
+    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
+    return TrainingStep(config, task, wrapped, wrapped_optimizer, fabric)
+
+
+# ---------------------------------------------------------------------------------- determinism
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_REFUSED = " does not have a deterministic implementation"
+_memory: Any = import_module("torch.utils.deterministic")  # its attribute has no type
+
+
+@contextmanager
+def deterministic(*, enable: bool) -> Iterator[None]:
+    """PyTorch's strict deterministic mode, without its slow filling of new memory.
+
+    The strict mode raises for an operation that has no deterministic kernel: where PyTorch only
+    warns, attention's gradients are still added in any order.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if not enable or (enabled and not warns):
+        yield
+        return
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # the strict mode refuses cuBLAS without it
+    fills = _memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    _memory.fill_uninitialized_memory = False
+    try:
+        yield
+    except RuntimeError as error:
+        if _CUBLAS in str(error):  # PyTorch reads the variable when cuBLAS is first used
+            advice = f"set {_CUBLAS}=:4096:8 before its process starts, or train in a new one"
+            raise ValueError(
+                f"this process used cuBLAS before a deterministic run: {advice}"
+            ) from error
+        if _REFUSED not in str(error):
+            raise
+        operation = str(error).partition(_REFUSED)[0]
+        raise ValueError(f"{operation}{_REFUSED}: train without --deterministic") from error
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        _memory.fill_uninitialized_memory = fills

@@ -13,11 +13,10 @@ import torch
 from dlrnn.common.untrusted import brief, read_bytes
 from dlrnn.paper.recipes.recipe import Recipe, as_in_paper
 from dlrnn.paper.recipes.scale import Scale, scaled
-from dlrnn.train import RunConfig, RunFolder, from_json, load_best
+from dlrnn.train import RunConfig, RunDirectory, from_json, load_best
 from dlrnn.train.config import in_json
-from dlrnn.train.evaluate import held_out, scores
-from dlrnn.train.folder import CONFIG
-from dlrnn.train.tested import read_test, write_test
+from dlrnn.train.evaluation import held_out, read_test, scores, write_test
+from dlrnn.train.run_directory import CONFIG
 
 DONE, NOT_RUN = "done", "not run"
 
@@ -66,7 +65,7 @@ def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
         return Outcome(NOT_RUN)
     try:
         check_folder(path, config)
-        return _progress(recipe, RunFolder.open(path), config)
+        return _progress(recipe, RunDirectory.open(path), config)
     except ValueError as error:
         return Outcome(brief(error), refused=True)
     except OSError as error:
@@ -100,7 +99,7 @@ def _parsed(content: bytes, where: str) -> RunConfig:
 
 def score_best(path: Path, device: str, *, trust: bool = False) -> None:
     """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
-    folder = RunFolder.open(path)
+    folder = RunDirectory.open(path)
     if folder.config.make_task().kind == "regression" or read_test(folder):
         return
     where = torch.device(device)
@@ -109,7 +108,7 @@ def score_best(path: Path, device: str, *, trust: bool = False) -> None:
     write_test(path, best.step, scores(best.model, best.task, batches))
 
 
-def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
+def _progress(recipe: Recipe, folder: RunDirectory, config: RunConfig) -> Outcome:
     records = folder.records()
     if folder.result is None:
         return Outcome(f"{records[-1]['step'] if records else 0} of {config.steps} steps")
@@ -119,7 +118,7 @@ def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
     return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in recipe.paper})
 
 
-def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float]]:
+def measured(folder: RunDirectory, config: RunConfig) -> tuple[str, dict[str, float]]:
     """The split that a run is judged by, and its metrics so far, as fractions; {} if none yet.
 
     A regression: the best validation. Others: the test of the best checkpoint. `train_loss` is the

@@ -22,8 +22,8 @@ from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.rows import Row, make_row, markdown, numbers
 from dlrnn.paper.recipes.scale import Scale
 from dlrnn.tasks import TASKS
-from dlrnn.train import RunConfig, RunFolder, TaskConfig, train
-from dlrnn.train.folder import CONFIG
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
+from dlrnn.train.run_directory import CONFIG
 
 
 def reproduce(
@@ -34,7 +34,7 @@ def reproduce(
     seeds: Sequence[int] = (0,),
     out: str | Path = "runs",
     device: str = "cpu",
-    until_plain: bool = False,
+    early_stop: bool = False,
     show: bool = True,
     writer: str = "tensorboard",
 ) -> list[Row]:
@@ -44,7 +44,7 @@ def reproduce(
     the whole table and is written anew after each run.
     """
     chosen = select(table, only)
-    how = {"device": device, "until_plain": until_plain, "show": show, "writer": writer}
+    how = {"device": device, "early_stop": early_stop, "show": show, "writer": writer}
     problems: dict[str, dict[int, Outcome]] = {}
     for number, recipe in enumerate(chosen, start=1):
         for seed in seeds:
@@ -123,7 +123,7 @@ def _complete(config: RunConfig, path: Path, how: dict[str, Any]) -> None:
     begun = (path / CONFIG).is_file()
     if begun:
         check_folder(path, config)
-    if not begun or RunFolder.open(path).result is None:
+    if not begun or RunDirectory.open(path).result is None:
         _require_set(config.task)
         train(path, None if begun else config, **how)
     score_best(path, how["device"])

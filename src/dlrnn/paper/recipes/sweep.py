@@ -27,7 +27,7 @@ from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.checkpoint import checkpoints, step_of
-from dlrnn.train.folder import CONFIG, RunFolder
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
 IN_USE = "in use by another process"
 
@@ -68,7 +68,7 @@ def sweep(
     scale: Scale = "full",
     out: str | Path = "runs",
     device: str = "cpu",
-    until_plain: bool = False,
+    early_stop: bool = False,
 ) -> list[dict[str, Any]]:
     """Run every recipe with every seed; what is complete is left alone, what was stopped goes on.
 
@@ -81,7 +81,7 @@ def sweep(
         config = run_config(recipe, scale, seed)
         config = with_overrides(config, overrides) if overrides else config
         wanted.append(Wanted(recipe, config, changed_path(recipe, out, scale, config)))
-    where = ["--device", device, *(["--until-plain"] if until_plain else [])]
+    where = ["--device", device, *(["--early-stop"] if early_stop else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
     refused: set[Path] = set()
@@ -109,7 +109,7 @@ def _command(run: Wanted, settings: list[str]) -> list[str] | None:
         seed = str(run.config.seed)
         return [*own, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
     check_folder(run.path, run.config)
-    if RunFolder.open(run.path).result is not None:
+    if RunDirectory.open(run.path).result is not None:
         return None
     return [*own, "--resume", str(run.path), *_trust(run)]
 

@@ -6,7 +6,7 @@ CumMax and Reverse and, at length 512, Solve and Select.
 Hardware: the paper's was one 3090. On one H200 the 40000 steps of a DLR layer take half a minute,
 of six 2.4 minutes, of DSS-exp 1, of attention 10 (fp32); twice that for Reverse and Sort, attention
 36; at length 512 less than 1 (estimates: cost.py). The whole table: 3.6 hours, of which 2.6 are
-attention's at length 4096; less with `--until-plain`.
+attention's at length 4096; less with `--early-stop`.
 """
 
 import math

@@ -1,19 +1,17 @@
-"""A run's folder, which no other run can overwrite.
+"""The directory of a run, which no other run can overwrite.
 
 config.json        the complete configuration
-environment.json   versions, device, git revision; `then`: what it went on with, if it differs
+environment.json   versions, device, git revision; `then`: those of later resumes, if they differ
 records.jsonl      losses and metrics by step: the same bytes however often the run was killed
-timing.jsonl       seconds and memory by step: never the same twice
+timing.jsonl       seconds and memory by step: different each time
 snapshots.jsonl    eigenvalues and kernels at a few steps
-step-*.safetensors the last two checkpoints; best.safetensors the best model
-tokenizer.json     of a language model
-result.json        written last: the run is complete
+step-*.safetensors the last two checkpoints; best.safetensors holds the best model
+tokenizer.json     the tokenizer of a language model
+result.json        written last, when the run is complete
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -27,7 +25,6 @@ from dlrnn._version import __version__
 from dlrnn.analysis.snapshot import SNAPSHOTS
 from dlrnn.common.files import (
     lock,
-    naming,
     open_append,
     require_regular,
     require_single,
@@ -54,10 +51,10 @@ APPENDED = (RECORDS, TIMING, SNAPSHOTS)
 
 
 class InUseError(ValueError):
-    """Another process trains the run."""
+    """Another process is training this run."""
 
 
-class RunFolder:
+class RunDirectory:
     """One run on disk."""
 
     def __init__(self, path: str | Path) -> None:
@@ -66,11 +63,10 @@ class RunFolder:
     @classmethod
     def create(
         cls, path: str | Path, config: RunConfig, files: dict[str, bytes] | None = None
-    ) -> "RunFolder":
-        """A new folder; one that holds a run, or anything else, is refused.
+    ) -> "RunDirectory":
+        """Write a new run; a directory that holds a trained run, or anything else, is refused.
 
-        `files` of the task are kept with it. A folder in which nothing was trained yet may be begun
-        again. Call it `locked`.
+        `files` are those of the task, such as a tokenizer. The caller holds the lock (`locked`).
         """
         folder = cls(path)
         check_links(folder.path)
@@ -79,8 +75,8 @@ class RunFolder:
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another --out")
             if (folder.path / CONFIG).exists():
-                go_on = f"go on with `dlrnn train --resume {path}`, or choose another --out"
-                raise ValueError(f"{path} holds a run that was stopped; {go_on}")
+                advice = f"continue it with `dlrnn train --resume {path}`, or choose another --out"
+                raise ValueError(f"{path} holds a run that was stopped; {advice}")
             raise ValueError(f"{path} is not empty; choose another --out")
         for name, content in files.items():
             write_whole(folder.path / name, content)
@@ -88,35 +84,35 @@ class RunFolder:
         return folder
 
     def check_foreign(self, files: Iterable[str]) -> None:
-        """Before anything is written, even a lock: a folder that does not look like a run's."""
-        there = self.path.is_dir() and not any((self.path / n).exists() for n in (CONFIG, LOCK))
-        if there and not self._is_bare([ENVIRONMENT, *files]):
+        """Refuse a directory with other files, before anything is written into it, even a lock."""
+        foreign = self.path.is_dir() and not any((self.path / n).exists() for n in (CONFIG, LOCK))
+        if foreign and not self._is_bare([ENVIRONMENT, *files]):
             raise ValueError(f"{self.path} is not empty; choose another --out")
 
     def _is_bare(self, files: Iterable[str]) -> bool:
-        """Empty, or stopped before anything was trained."""
-        first = {CONFIG, *files}
-        first |= {f"{name}.part" for name in first}
-        first |= {LOCK, RECORDS, TIMING, SNAPSHOTS, "tensorboard", "wandb"}
+        """Whether the directory is empty, or the run stopped before anything was trained."""
+        known = {CONFIG, *files}
+        known |= {f"{name}.part" for name in known}
+        known |= {LOCK, RECORDS, TIMING, SNAPSHOTS, "tensorboard", "wandb"}
         records = self.path / RECORDS
         untouched = not records.exists() or records.stat().st_size == 0
-        return untouched and {path.name for path in self.path.iterdir()} <= first
+        return untouched and {path.name for path in self.path.iterdir()} <= known
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunFolder":
-        """One that is there."""
+    def open(cls, path: str | Path) -> "RunDirectory":
+        """An existing run."""
         path = Path(path)
         if not (path / CONFIG).is_file():
             near = sorted(
                 other.parent.name for other in path.parent.glob(f"{path.name}-*/{CONFIG}")
             )
-            beside = f"; beside it there is {', '.join(near)}" if near else ""
+            hint = f"; beside it there is {', '.join(near)}" if near else ""
             if not path.exists():
-                raise ValueError(f"there is no folder {path}{beside}")
+                raise ValueError(f"there is no folder {path}{hint}")
             below = [str(each.parent) for each in islice(path.rglob(CONFIG), 3)]
             there = f"; below it there is {', '.join(below)}" if below else ""
             raise ValueError(
-                f"{path} is not the folder of a run: it has no {CONFIG}{there or beside}"
+                f"{path} is not the folder of a run: it has no {CONFIG}{there or hint}"
             )
         if (path / WEIGHTS).is_file():
             raise ValueError(f"{path} is an exported model; name the run that it was made from")
@@ -124,7 +120,7 @@ class RunFolder:
         return cls(path)
 
     def note_environment(self, *, anew: bool) -> None:
-        """Where a run goes on, or begins anew, if that is elsewhere, or with another version."""
+        """Add the environment to environment.json if it has changed; `anew` replaces all."""
         path = self.path / ENVIRONMENT
         if anew:
             write_whole(path, json.dumps(environment(), indent=1).encode())
@@ -133,7 +129,7 @@ class RunFolder:
             content = parse_json(read_bytes(path), str(path))
             schema = {**_ENVIRONMENT, "then": list[dict[str, Any]]}
             first = fit_fields(content, schema, str(path), needed=())
-        except (ValueError, FileNotFoundError):  # damaged, and no run needs it
+        except (ValueError, FileNotFoundError):  # it is damaged, but no run needs it
             return
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
@@ -142,13 +138,13 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        """As it was begun with."""
+        """The configuration of the run."""
         path = self.path / CONFIG
         return from_json(read_bytes(path), str(path))
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """None while the run is not complete."""
+        """The content of result.json; None while the run is not complete."""
         advice = f"remove it and `dlrnn train --resume {self.path}`"
         found = self.values(RESULT, advice)
         if found is None:
@@ -160,7 +156,7 @@ class RunFolder:
             raise ValueError(f"{self.path / RESULT} is damaged: {advice}") from error
 
     def values(self, name: str, advice: str = "") -> dict[str, Any] | None:
-        """The values in a file of JSON, by name; None if there is none."""
+        """The content of a JSON file of the run; None if the file does not exist."""
         path = self.path / name
         with contextlib.suppress(FileNotFoundError):
             with contextlib.suppress(ValueError):
@@ -190,17 +186,17 @@ class RunFolder:
         return found
 
     def evaluations(self, metric: str) -> list[dict[str, Any]]:
-        """The records of the validation split, which all have this metric."""
+        """The records of the validation split; each must have this metric."""
         found = [each for each in self.records() if each["split"] == "validation"]
         for each in found:
             if metric not in each:
                 where = f"{self.path / RECORDS}, step {each['step']}"
-                raise ValueError(f"{where}: a validation has {metric}, and this one has not")
+                raise ValueError(f"{where}: the validation has no {metric}")
         return found
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process a run, from before it is made; the lock goes with the process."""
+        """Hold the lock of the run, which the system releases when the process ends."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a folder was expected")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -216,71 +212,15 @@ class RunFolder:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a folder with links or special files in it: writing to one would write elsewhere."""
+    """Refuse a folder that contains links or special files: writing to one writes elsewhere."""
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.is_symlink() or not path.is_dir():
                 require_regular(path)
 
 
-class Lines:
-    """A file of JSON lines that is only appended to.
-
-    On resume it is cut back to the `length` that it had at the checkpoint; without one, a last line
-    that was cut becomes a line of its own.
-    """
-
-    def __init__(self, path: Path, length: int | None, sha256: str | None = None) -> None:
-        self.path = path
-        there = path.lstat().st_size if path.exists() else 0
-        if max(there, length or 0) > MOST_LINES:
-            raise ValueError(f"{path} has more than {MOST_LINES} bytes, which no run writes")
-        if length is not None and there < length:
-            has = f"is shorter ({there} bytes) than" if path.exists() else "is gone, which has"
-            raise ValueError(f"{path} {has} {length} bytes of its checkpoint: begin a new run")
-        self._digest = hashlib.sha256()
-        self._file = open_append(path)
-        with naming(path):
-            if length is not None:
-                self._file.truncate(length)
-            self._file.seek(0)
-            before = self._file.read()
-            self._digest.update(before)
-            if before and not before.endswith(b"\n"):
-                self._file.write(b"\n")  # after a line that a full disk has cut
-        if sha256 not in (None, self.sha256):
-            self._file.close()
-            raise ValueError(f"{path} is not as it was at the checkpoint: begin a new run")
-
-    def append(self, values: dict[str, Any]) -> None:
-        """Add a line; it is in the file when this returns."""
-        line = json.dumps(values, separators=self.separators).encode() + b"\n"
-        self._digest.update(line)
-        with naming(self.path):
-            self._file.write(line)
-            self._file.flush()
-
-    separators: tuple[str, str] | None = None
-
-    @property
-    def sha256(self) -> str:
-        """Of all lines so far."""
-        return self._digest.hexdigest()
-
-    def length(self) -> int:
-        """Bytes that are safe on the disk."""
-        with naming(self.path):
-            os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        """No more lines. After an error the buffer may still hold some, which are lost."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
 def environment() -> dict[str, Any]:
-    """What a result may depend on, besides its configuration."""
+    """What a result may depend on besides its configuration: versions, device, threads, commit."""
     cuda = torch.cuda.is_available()
     return {
         "dlrnn": __version__,
@@ -293,9 +233,9 @@ def environment() -> dict[str, Any]:
 
 
 def checkout(source: Path) -> dict[str, Any]:
-    """The commit of a source file, and whether its checkout differs from it.
+    """The commit of a source file, and whether tracked files differ from that commit.
 
-    None outside of one, and for a copy that only lies in one: in a virtual environment, say.
+    The commit is None for a file that git does not track, as in a virtual environment.
     """
     if _git(source, "ls-files", "--error-unmatch", source.name) is None:
         return {"git": None, "changed": False}
@@ -304,7 +244,7 @@ def checkout(source: Path) -> dict[str, Any]:
 
 
 def _git(source: Path, *arguments: str) -> str | None:
-    """What git says where the file lies; None if it fails."""
+    """The output of a git command in the folder of a file; None if the command fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(source.parent), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

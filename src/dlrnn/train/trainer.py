@@ -1,0 +1,433 @@
+"""The training loop, the same for all tasks and models."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import naming_file
+from dlrnn.models import LanguageConfig
+from dlrnn.models.model import Block
+from dlrnn.ops.checks import NotFiniteError
+from dlrnn.tasks import Task
+from dlrnn.train.checkpoint import (
+    BEST,
+    LoadedCheckpoint,
+    checkpoints,
+    load_model,
+    load_newest,
+    load_optimizer,
+    read_header,
+    remove_old,
+    save_best,
+    save_checkpoint,
+    state_tensors,
+)
+from dlrnn.train.config import RunConfig
+from dlrnn.train.distributed import is_sharded, make_fabric
+from dlrnn.train.early_stopping import Evaluation, constant_level, should_stop, stop_reason
+from dlrnn.train.evaluation import Share, averaged, held_out, metric_sums
+from dlrnn.train.logging import JsonLines, RunProgress, check_writer, open_writer
+from dlrnn.train.model import check_trusted, make_model
+from dlrnn.train.run_directory import CONFIG, RECORDS, RESULT, TIMING, RunDirectory
+from dlrnn.train.signals import stop_requests
+from dlrnn.train.step import (
+    TrainingStep,
+    deterministic,
+    make_optimizer,
+    micro_batch_size,
+    prefetched,
+)
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def train(
+    path: str | Path,
+    config: RunConfig | None = None,
+    *,
+    device: str = "cpu",
+    devices: int | None = None,
+    nodes: int | None = None,
+    sharded: bool = False,
+    early_stop: bool = False,
+    show: bool = True,
+    writer: str = "tensorboard",
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Train a new run in `path`, or, without a configuration, resume the run that is there.
+
+    Returns the content of `result.json`. A run that was killed at any moment and resumed ends with
+    the same weights and records, bit by bit, on the same device (for attention on a GPU: with the
+    setting `deterministic`).
+
+    Args:
+        path: the run directory.
+        config: the configuration of a new run.
+        device: cpu or cuda.
+        devices: processes on this machine; default: what torchrun says, else 1.
+        nodes: machines; default: what torchrun says, else 1.
+        sharded: share the parameters among the processes (FSDP), instead of a copy in each (DDP).
+        early_stop: end a run whose metric stays at 0 or 1 (train/early_stopping.py).
+        show: print progress to stderr.
+        writer: "tensorboard", "wandb" or "none".
+        trust: import a mixer outside of dlrnn that the configuration on disk names.
+    """
+    begins = config is not None
+    folder = RunDirectory(path) if begins else RunDirectory.open(path)
+    if config is None:
+        config = folder.config
+        if (result := folder.result) is not None:
+            return result
+        check_trusted(config, folder.path / CONFIG, trust=trust)
+    check_writer(writer)
+    fabric = make_fabric(device, config.precision, devices, nodes, sharded=sharded)
+    fabric.launch()
+    micro_batch_size(config, fabric.world_size)  # raises before a folder is made
+    with nullcontext() if begins else naming_file(folder.path / CONFIG):
+        task = config.make_task()
+        _check_data(task)
+        _check_vocabulary(config, task)
+        model = make_model(config, task)
+        _check_padding(model, task)
+        _check_state(model)
+    if early_stop and task.less_is_better:
+        raise ValueError(f"--early-stop needs a metric that ends at 1; {task.name} has a loss")
+    options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}
+    with ExitStack() as stack:
+        if fabric.is_global_zero:
+            files = task.files() if begins else {}
+            if begins:
+                folder.check_foreign(files)
+            stack.enter_context(folder.locked())
+            if begins:
+                RunDirectory.create(folder.path, config, files)
+            else:
+                folder.note_environment(anew=not checkpoints(folder.path))
+        fabric.barrier()
+        stack.enter_context(deterministic(enable=config.deterministic))
+        return Trainer(folder, config, fabric, task, model, stack=stack, **options).run()
+
+
+def _check_data(task: Task) -> None:
+    """Raise if a split that the run needs is missing."""
+    splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
+    counts = [task.count(split) for split in splits]
+    if None in counts and not task.drawable:
+        task.sample(1)  # its error says how to get the data
+
+
+def _check_padding(model: nn.Module, task: Task) -> None:
+    """Raise if the batches are padded and a mixer cannot ignore padding."""
+    if not task.on_device and task.sample(1).lengths is not None:
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.check_padding()
+
+
+def _check_state(model: nn.Module) -> None:
+    """Raise if the model's state holds anything but tensors, which checkpoints cannot store."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"checkpoints hold tensors, and {name} of the model is a {kind}")
+
+
+def _check_vocabulary(config: RunConfig, task: Task) -> None:
+    """Raise if the task has more tokens than the language model."""
+    tokens = task.vocabulary or 0
+    if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
+        less = f"the model's vocabulary, {config.model.vocabulary}"
+        advice = f"--model.vocabulary {tokens}"
+        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}: say {advice}")
+
+
+class Trainer:
+    """One process of a run: it restores the newest checkpoint, and trains the remaining steps.
+
+    Files and writers that it opens are closed by `stack`. Only the process of rank zero writes.
+    """
+
+    def __init__(
+        self,
+        folder: RunDirectory,
+        config: RunConfig,
+        fabric: "Fabric",
+        task: Task,
+        model: nn.Module,
+        *,
+        stack: ExitStack,
+        early_stop: bool,
+        show: bool,
+        writer: str,
+    ) -> None:
+        self.folder, self.config, self.fabric, self.task = folder, config, fabric, task
+        self.device, self.rank_zero = fabric.device, fabric.is_global_zero
+        self.early_stop = early_stop
+        self.module = model.to(self.device)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        files = task.files().items() if self.rank_zero else ()
+        self.files = {name: hashlib.sha256(content).hexdigest() for name, content in files}
+        self.identity = {"config": config.digest(), "data": task.digest()}
+        """What must not change during a run. The location of its data may."""
+        checkpoint = load_newest(folder.path)
+        if checkpoint is not None:
+            load_model(checkpoint.path, checkpoint.tensors, model)
+        self._restore_counters(checkpoint)
+        if self.rank_zero:
+            self._open_files(checkpoint, stack)
+        known = folder.evaluations(task.metric) if self.start and self.rank_zero else []
+        evaluations = [(each["step"], each[task.metric]) for each in known]
+        self.evaluations: list[Evaluation] = fabric.broadcast(evaluations)
+        lacks = task.metric not in self.last or self.best["value"] is None
+        if lacks and checkpoint is not None and (self.evaluations or self.start == config.steps):
+            problem = f"its header lacks the evaluations before step {self.start}"
+            raise ValueError(f"{checkpoint.path}: {problem}")
+
+        self.model = fabric.setup_module(model)
+        self.module_optimizer = make_optimizer(config, model, self.device)
+        if checkpoint is not None:
+            load_optimizer(checkpoint.tensors, model, self.module_optimizer)
+        self.optimizer = cast("Optimizer", fabric.setup_optimizers(self.module_optimizer))
+        self.step = TrainingStep(config, task, self.model, self.optimizer, fabric)
+        self.step.loss_sum.fill_(self.loss_sum if self.rank_zero else 0.0)  # the sum of all ranks
+
+        name = f"{task.name} {config.model.mixer}"
+        show = show and self.rank_zero
+        self.progress = RunProgress(name, self.start, config.steps, self.device, show=show)
+        self.progress.say(f"run: {folder.path}")
+        for problem in checkpoint.problems if checkpoint is not None and self.rank_zero else ():
+            self.progress.warn(f"{problem}; the checkpoint before it is used")
+        self.writer = open_writer(writer, folder.path, self.start) if self.rank_zero else None
+        self.stop_requests = stack.enter_context(stop_requests())  # until everything is closed
+        if self.writer is not None:
+            stack.callback(self.writer.close)
+
+    def _restore_counters(self, checkpoint: LoadedCheckpoint | None) -> None:
+        counters: dict[str, Any] = {} if checkpoint is None else checkpoint.counters
+        self.start: int = counters.get("step", 0)
+        if checkpoint is not None and self.start > self.config.steps:
+            raise ValueError(
+                f"{checkpoint.path} is of step {self.start}, and the run has {self.config.steps}"
+            )
+        for name, value in self.identity.items():
+            if counters.get(name, value) != value:
+                what = {"config": "configuration", "data": "set of data"}[name]
+                raise ValueError(
+                    f"{self.folder.path} was begun with another {what}: begin a new run"
+                )
+        self.best: dict[str, Any] = counters.get("best", {"value": None, "step": 0})
+        self.last: dict[str, float] = counters.get("last", {})
+        self.logged: int = counters.get("logged", self.start)
+        self.loss_sum: float = counters.get("loss_sum", 0.0)
+        self.later_best = self._find_later_best()
+
+    def _open_files(self, checkpoint: LoadedCheckpoint | None, stack: ExitStack) -> None:
+        counters: dict[str, Any] = {} if checkpoint is None else checkpoint.counters
+        path, digest = self.folder.path, counters.get("records_sha256")
+        self.records = JsonLines(path / RECORDS, counters.get("records", 0), digest)
+        stack.callback(self.records.close)
+        self.timing = JsonLines(path / TIMING, 0 if checkpoint is None else None)
+        stack.callback(self.timing.close)
+        length = counters.get("snapshots", 0)
+        self.snapshots = JsonLines(path / SNAPSHOTS, length, separators=(",", ":"))
+        stack.callback(self.snapshots.close)
+
+    def _find_later_best(self) -> dict[str, Any] | None:
+        """The best model on disk, if it is newer than the checkpoint that the run resumes from.
+
+        The resumed run finds it again on the same device; on another device it may not, and then
+        the file is kept.
+        """
+        with suppress(ValueError):  # a missing or damaged file is replaced by the next best model
+            later = read_header(self.folder.path / BEST)
+            if later["step"] > self.best["step"] and later["config"] == self.identity["config"]:
+                return {"value": later["value"], "step": later["step"]}
+        return None
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        if best is None or math.isnan(best):
+            return True
+        return value < best if self.task.less_is_better else value > best
+
+    def run(self) -> dict[str, Any]:
+        """Train the remaining steps, and return what `result.json` holds."""
+        config, began = self.config, time.perf_counter()
+        self.model.train()
+        done = self.start
+        ended = any(step == done for step, _ in self.evaluations) and self._should_stop(done)
+        batches = prefetched(self.step, done, done if ended else config.steps)
+        alone, stops = self.fabric.world_size == 1, False
+        with self.progress:
+            for done, parts in enumerate(batches, start=self.start + 1):
+                with _divergence(done):
+                    self.step(done - 1, parts)
+                ends = done == config.steps
+                evaluation = done % config.eval_every == 0 or ends
+                checkpoint = done % config.checkpoint_every == 0 or ends
+                due = done % config.log_every == 0 or checkpoint
+                if due or evaluation or self.device.type == "cpu":
+                    self.step.check_finite()
+                if due:
+                    self._log(done, time.perf_counter() - began)
+                if evaluation:
+                    with _divergence(done):
+                        self._evaluate(done)
+                    ends = ends or self._should_stop(done)
+                    self._snapshot(done, ends=ends)
+                if ends and not due:
+                    self._log(done, time.perf_counter() - began)
+                if checkpoint or ends:
+                    self._checkpoint(done)
+                if due or ends or alone:  # several processes agree at steps that synchronise them
+                    stops = self._stop_requested()
+                if ends:
+                    break
+                if stops:
+                    self.step.check_finite()
+                    if not checkpoint:
+                        self._checkpoint(done)
+                    self.fabric.barrier()  # an early exit looks like a failure to a launcher
+                    raise KeyboardInterrupt
+        batches.close()
+        result = self._result(done, time.perf_counter() - began)
+        if self.rank_zero:
+            remove_old(self.folder.path)
+            content = json.dumps(result, indent=1) + "\n"
+            write_whole(self.folder.path / RESULT, content.encode())
+        self.fabric.barrier()
+        if stops or (alone and self.stop_requests):  # the caller must not start another run
+            raise KeyboardInterrupt
+        return result
+
+    def _stop_requested(self) -> bool:
+        """Whether a signal asked any of the processes to stop."""
+        if self.fabric.world_size == 1:
+            return bool(self.stop_requests)
+        count = torch.tensor(float(len(self.stop_requests)), device=self.device)
+        return bool(self.fabric.all_reduce(count, reduce_op="sum"))
+
+    def _should_stop(self, step: int) -> bool:
+        return self.early_stop and should_stop(self.evaluations, step, self.config.steps)
+
+    def _log(self, step: int, seconds: float) -> None:
+        loss = self.step.take_loss(step - self.logged)
+        self.logged = step
+        rate = self.config.lr * self.config.rate(step - 1)
+        self._record(step, "train", {"loss": loss, "lr": rate})
+        if self.rank_zero:
+            cuda = self.device.type == "cuda"
+            memory = torch.cuda.max_memory_allocated(self.device) if cuda else None
+            line = {"step": step, "from": self.start, "seconds": seconds, "memory": memory}
+            self.timing.append(line)
+
+    def _evaluate(self, step: int) -> None:
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        if is_sharded(self.fabric):
+            rank, world = 0, 1  # each process evaluates all: every forward synchronises them
+        share = Share(rank, world)
+        batches = held_out(self.task, self.config, "validation", self.device, share)
+        total = metric_sums(self.model, self.task, batches, self.device)
+        names = sorted(total)
+        sums = torch.stack([total[name] for name in names])
+        if world > 1:
+            sums = self.fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
+        elif is_sharded(self.fabric):
+            sums = self.fabric.broadcast(sums)  # all agree on the best model
+        self.last = averaged(self.task, dict(zip(names, sums.tolist(), strict=True)))
+        self._record(step, "validation", self.last)
+        value = self.last[self.task.metric]
+        self.evaluations.append((step, value))
+        if self._is_better(value, self.best["value"]):
+            self.best = {"value": value, "step": step}
+            tensors = state_tensors(self.module, keep=self.rank_zero)
+            later = self.later_best
+            later = later if later and later["step"] > step else None
+            if self.rank_zero and (later is None or self._is_better(value, later["value"])):
+                counters = {"config": self.identity["config"], "metric": self.task.metric}
+                counted: dict[str, Any] = {**counters, "value": value, "files": self.files}
+                save_best(self.folder.path, step, tensors, counted)
+
+    def _snapshot(self, step: int, *, ends: bool) -> None:
+        """Record eigenvalues and kernels after 1, 2, 4, ... evaluations, and at the end."""
+        count = -(-step // self.config.eval_every)
+        due = count & (count - 1) == 0 or ends
+        if due and self.rank_zero and not is_sharded(self.fabric):
+            taken = snapshot(self.module, step, self.task.input_length)
+            if taken["layers"]:
+                self.snapshots.append(taken)
+
+    def _checkpoint(self, step: int) -> None:
+        """Write a checkpoint; between two records of the loss it holds the sum since the last."""
+        if self.task.digest() != self.identity["data"]:
+            raise ValueError(
+                "the set of data was changed while the run read it: no checkpoint was written;"
+                " begin a new run"
+            )
+        tensors = state_tensors(self.module, self.module_optimizer, keep=self.rank_zero)
+        if self.rank_zero:
+            counters = {"records": self.records.length(), "best": self.best, "last": self.last}
+            counters |= {"records_sha256": self.records.sha256, **self.identity}
+            counters["snapshots"] = self.snapshots.length()
+            if self.logged < step:
+                counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}
+            save_checkpoint(self.folder.path, step, tensors, counters)
+
+    def _record(self, step: int, split: str, values: dict[str, float]) -> None:
+        if not self.rank_zero:
+            return
+        self.records.append({"step": step, "split": split, **values})
+        metric = self.task.metric
+        shown = {k: v for k, v in values.items() if k != "lr"}
+        if split != "train":
+            shown = {f"{split} loss" if metric == "loss" else metric: values[metric]}
+        self.progress.show(step, shown)
+        if self.writer is not None:
+            for name, value in values.items():
+                self.writer.add_scalar(f"{name}/{split}", value, step)
+
+    def _result(self, steps: int, seconds: float) -> dict[str, Any]:
+        later, best = self.later_best, self.best
+        if later is not None and self._is_better(later["value"], best["value"]):
+            best = later
+        level = None if steps == self.config.steps else constant_level(self.evaluations, steps)
+        stopped = "" if level is None else stop_reason(self.task.metric, level)
+        return {
+            "task": self.task.name,
+            "metric": self.task.metric,
+            "value": self.last[self.task.metric],
+            "best": best["value"],
+            "best_step": best["step"],
+            "steps": steps,
+            **({"stopped": stopped} if stopped else {}),
+            "seed": self.config.seed,
+            "parameters": self.parameters,
+            "seconds": round(seconds, 3),
+            "seconds_from_step": self.start,
+            "device": torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else "cpu",
+        }
+
+
+@contextmanager
+def _divergence(step: int) -> Iterator[None]:
+    """Turn a layer's error about its input into one about the run: batches are always finite."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise FloatingPointError(
+            f"step {step}: the run has diverged ({error}), and no checkpoint contains it: begin"
+            " a new run with a smaller --lr, or with --clip 1"
+        ) from error

@@ -1,0 +1,213 @@
+"""Run directories: never overwritten, resumed exactly, damage and changes are found."""
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
+
+import pytest
+from runs import QUIET, TEXTS, Own, config, own_mixer, refused, stopped
+
+from dlrnn.common.files import write_whole
+from dlrnn.train import RunDirectory, run_directory, train
+from dlrnn.train.checkpoint import checkpoints
+from dlrnn.train.logging import JsonLines
+from dlrnn.train.run_directory import checkout
+
+
+def test_run_directories_are_never_overwritten(tmp_path):
+    train(tmp_path / "run", config(), **QUIET)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    refused(tmp_path / "run", "holds a run that is complete", config())
+    (tmp_path / "run" / "result.json").unlink()
+    refused(tmp_path / "run", "was stopped; .*`dlrnn train --resume", config())
+    after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    assert {k: v for k, v in before.items() if k != "result.json"} == after
+    refused(tmp_path, "is not empty", config())
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "not even a lock"
+    refused(tmp_path / "nothing", "there is no folder")
+
+
+def test_a_run_killed_before_its_configuration_was_written_begins_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "environment.json").write_text("{}")
+    (tmp_path / "run" / "config.json.part").write_text("{")
+    assert train(tmp_path / "run", config(), **QUIET)["steps"] == 12
+
+
+def test_a_run_in_use_raises(tmp_path):
+    with RunDirectory(tmp_path / "run").locked():
+        refused(tmp_path / "run", "is in use by another process", config())
+        RunDirectory.create(tmp_path / "run", config())
+        refused(tmp_path / "run", "is in use by another process")
+    assert train(tmp_path / "run", **QUIET)["steps"] == 12
+
+
+def test_a_run_without_a_step_may_be_replaced(tmp_path):
+    with RunDirectory(tmp_path / "run").locked():
+        RunDirectory.create(tmp_path / "run", config(steps=99))
+    assert train(tmp_path / "run", config(), **QUIET)["steps"] == 12
+    assert RunDirectory.open(tmp_path / "run").config == config()
+
+
+def test_a_run_with_only_damaged_checkpoints_raises(tmp_path):
+    for path in stopped(tmp_path / "run", config()):
+        path.write_bytes(b"nonsense")
+    refused(tmp_path / "run", "no checkpoint of .* can be read: .* is damaged")
+
+
+def test_a_checkpoint_of_another_model_raises(tmp_path):
+    stopped(tmp_path / "run", config())
+    text = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "run" / "config.json").write_text(text.replace('"d_state": 16', '"d_state": 8'))
+    refused(tmp_path / "run", r"is of another model: its .* is \[16\], not \[8\]")
+
+
+def test_a_changed_configuration_or_data_set_raises(tmp_path, monkeypatch):
+    train(tmp_path / "run", config(), **QUIET)
+    (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "run" / "config.json"
+    begun = path.read_text()
+    path.write_text(config(steps=20).to_json())
+    with pytest.raises(ValueError, match="was begun with another configuration: begin a new run"):
+        train(tmp_path / "run", **QUIET)
+    path.write_text(begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(config().make_task()), "digest", lambda self: "another")
+        with pytest.raises(ValueError, match="was begun with another set of data"):
+            train(tmp_path / "run", **QUIET)
+    assert train(tmp_path / "run", **QUIET)["steps"] == 12
+
+
+def test_exchanged_or_damaged_files_raise(tmp_path):
+    run = tmp_path / "run"
+    train(run, config(), **QUIET)
+    (run / "environment.json").write_text("{")
+    (run / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"result.json is damaged: remove it and `dlrnn train"):
+        train(run, **QUIET)
+    (run / "result.json").unlink()
+    assert train(run, **QUIET)["steps"] == 12, "no run needs its environment"
+    (run / "result.json").unlink()
+    for path in checkpoints(run):
+        path.write_bytes((run / "best.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="its header has an unknown key 'metric'"):
+        train(run, **QUIET)
+
+
+def test_options_that_are_text_survive_a_run(tmp_path):
+    train(tmp_path / "run", own_mixer(Own, TEXTS), **QUIET)
+    assert RunDirectory.open(tmp_path / "run").config.model.mixer_options == TEXTS
+
+
+def test_data_that_change_during_a_run_raise(tmp_path, monkeypatch):
+    digests = iter(["as it began", "as it began", "another"])
+    monkeypatch.setattr(type(config().make_task()), "digest", lambda self: next(digests))
+    with pytest.raises(ValueError, match="the set of data was changed while the run read it"):
+        train(tmp_path / "run", config(), **QUIET)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-000000004.safetensors"]
+
+
+def test_concurrent_writes_are_atomic(tmp_path):
+    """The last one wins; no content is mixed."""
+    path, contents = tmp_path / "table.md", [bytes([65 + k]) * 200_000 for k in range(4)]
+
+    def write(content):
+        for _ in range(10):
+            write_whole(path, content)
+            assert path.read_bytes() in contents
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, contents))
+    assert [each.name for each in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_json_lines_are_truncated_on_resume(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = JsonLines(path, None)
+    lines.append({"a": 1})
+    known = lines.length()
+    lines.append({"a": 2})
+    lines.close()
+    with open(path, "ab") as file:
+        file.write(b'{"torn')
+    again = JsonLines(path, known)
+    again.append({"a": 3})
+    again.close()
+    assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
+    path.write_text('{"a": 1}\n{"torn')
+    again = JsonLines(path, None)
+    again.append({"a": 4})
+    again.close()
+    assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "on a new line"
+
+
+def test_unreadable_records_are_named(tmp_path):
+    path = tmp_path / "records.jsonl"
+    first = '{"step": 1, "split": "train", "loss": 0.5}'
+    path.write_text(f'{first}\n{{"step": 2, "lo')
+    assert RunDirectory(tmp_path).records() == [json.loads(first)], "the last was cut"
+    for wrong in ("garbage", "[1, 2]", '{"step": 2}', "\N{SNOWMAN}", "[" * 10**5):
+        path.write_text(f"{first}\n{wrong}\n")
+        with pytest.raises(ValueError, match=r"records.jsonl, line 2, is not a record of a run"):
+            RunDirectory(tmp_path).records()
+
+
+def test_resumes_in_another_environment_are_recorded(tmp_path, monkeypatch):
+    train(tmp_path / "run", config(), **QUIET)
+    path, here = tmp_path / "run" / "environment.json", run_directory.environment()
+    assert json.loads(path.read_text()) == here
+    for place in ("here", "there", "there", "elsewhere"):
+        now = here if place == "here" else {**here, "device": place}
+        monkeypatch.setattr(run_directory, "environment", lambda now=now: now)
+        (tmp_path / "run" / "result.json").unlink()
+        train(tmp_path / "run", **QUIET)
+    known = json.loads(path.read_text())
+    assert [each["device"] for each in known.pop("then")] == ["there", "elsewhere"]
+    assert known == here
+    for left in (path.with_name("result.json"), *checkpoints(tmp_path / "run")):
+        left.unlink()
+    train(tmp_path / "run", **QUIET)
+    assert json.loads(path.read_text()) == now, "a new beginning replaces it"
+    timing = path.with_name("timing.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in timing] == [4, 8, 12]
+
+
+def test_the_commit_of_tracked_sources_is_recorded(tmp_path):
+    def git(*arguments):
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *arguments,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    own, other = tmp_path / "own.py", tmp_path / "site-packages" / "other.py"
+    other.parent.mkdir()
+    own.write_text("1")
+    other.write_text("1")
+    assert checkout(own) == {"git": None, "changed": False}
+    git("init")
+    git("add", "own.py")
+    git("commit", "-m", "one")
+    assert checkout(own) == {"git": git("rev-parse", "HEAD"), "changed": False}
+    assert checkout(other) == {"git": None, "changed": False}
+    own.write_text("2")
+    assert checkout(own)["changed"]
+
+
+def test_a_full_disk_names_the_file_and_keeps_its_old_content(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a.json", b"old")
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("a.json", "b.json"):
+        with pytest.raises(OSError, match=rf"No space left on device: .*{name}"):
+            write_whole(tmp_path / name, b"new and longer")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_bytes() == b"old"
