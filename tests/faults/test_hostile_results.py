@@ -14,9 +14,10 @@ import pytest
 from hostile import bounded_memory, deadline, run_command, tree
 from PIL import Image
 
-from dlrnn.report import Collected, Record, add
-from dlrnn.report.records import parse_record
-from dlrnn.report.results import PNG, read_picture, read_results
+from dlrnn.paper.collect import Collected
+from dlrnn.paper.records import Record, parse_record
+from dlrnn.paper.results import PNG, read_picture, read_results
+from dlrnn.paper.store import add
 from dlrnn.report.site import MOST_PROBLEMS, write_site
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -8,8 +8,8 @@ import torch
 from support import run_python
 
 from dlrnn.paper import recipes
+from dlrnn.paper.numbers import as_in_paper, published, table
 from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
-from dlrnn.paper.recipes.paper import published, table
 from dlrnn.train import make_model
 
 HYPER = published()["hyperparameters"]
@@ -20,7 +20,7 @@ NAMES = {column.title: task for task, column in table4.COLUMNS.items()}
 
 
 def values(name):
-    return {each.name: each.paper for each in TABLES[name]}
+    return {each: RECIPES[each].paper for each in TABLES[name]}
 
 
 # ---------------------------------------------------------------------------------- the numbers
@@ -283,12 +283,41 @@ def test_get_names_the_nearest():
 
 
 def test_accuracies_are_in_percent_and_r2_is_not():
-    assert recipes.as_in_paper("R2", 0.5) == 0.5
-    assert recipes.as_in_paper("macro_f1", 0.5) == 50.0
+    assert as_in_paper("R2", 0.5) == 0.5
+    assert as_in_paper("macro_f1", 0.5) == 50.0
 
 
-def test_recipes_are_configurations_and_build_no_model():
-    """A language model's is checked by building its layers on `meta`, which costs nothing."""
+def test_importing_the_recipes_builds_none():
+    """A recipe is built when it is asked for, and its cost when that is asked for."""
+    made = run_python("""
+from dlrnn import tasks
+from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.train import RunConfig
+made = []
+for kind in (RunConfig, ModelConfig, LanguageConfig):
+    def noted(self, own=kind.__post_init__, name=kind.__name__):
+        made.append(name)
+        own(self)
+    kind.__post_init__ = noted
+own_get = tasks.get
+tasks.get = lambda *names, **settings: made.append("task") or own_get(*names, **settings)
+from dlrnn.paper import recipes
+listed = len(recipes.RECIPES), "table5/pg19/dlr-16-pre" in recipes.RECIPES
+print(*listed, made)
+recipe = recipes.get("table1/shift/dlr-1")
+recipes.get("table1/shift/dlr-1")
+print(made)
+made.clear()
+print(recipe.cost > 0, made, recipe.cost > 0)
+""")
+    assert made.splitlines() == [
+        f"{len(RECIPES)} True []",
+        "['ModelConfig', 'RunConfig']",
+        "True ['task'] True",
+    ]
+
+
+def test_a_language_recipe_builds_its_layers_on_meta_only():
     made = run_python("""
 import torch
 import dlrnn.train
@@ -298,6 +327,15 @@ def noted(kind, data=None, *rest, **named):
     return own(kind, data, *rest, **named)
 torch.nn.Parameter.__new__ = noted
 from dlrnn.paper import recipes
-print(len(recipes.RECIPES), sorted(made))
+print(len(list(recipes.RECIPES.values())), sorted(made))
 """)
     assert made.split() == [str(len(RECIPES)), "['meta']"]
+
+
+def test_reproduce_and_sweep_are_part_of_the_recipes():
+    from dlrnn.paper.reproduce import reproduce
+    from dlrnn.paper.sweep import sweep
+
+    assert (recipes.reproduce, recipes.sweep) == (reproduce, sweep)
+    with pytest.raises(AttributeError, match="no attribute 'reproduced'"):
+        recipes.reproduced  # noqa: B018

@@ -9,26 +9,25 @@ import pytest
 import torch
 
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes import reproduce, run_path, status_of
 from dlrnn.paper.recipes import scale as scales
-from dlrnn.paper.recipes.outcome import Outcome, measured
-from dlrnn.paper.recipes.rows import make_row
+from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
+from dlrnn.paper.runs import Outcome, measured, run_path
 from dlrnn.train import RunFolder, load_best
 from dlrnn.train.evaluate import held_out, scores
 
-MODULE = import_module("dlrnn.paper.recipes.reproduce")
+MODULE = import_module("dlrnn.paper.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
 
 
 @pytest.fixture
 def few_steps(monkeypatch):
     """Tiny runs of six steps."""
-    tiny = scales._tiny
+    tiny = scales.tiny
 
     def shorter(config):
         return replace(tiny(config), steps=6, eval_every=3, eval_batches=2, checkpoint_every=3)
 
-    monkeypatch.setattr(scales, "_tiny", shorter)
+    monkeypatch.setattr(scales, "tiny", shorter)
 
 
 def run(tmp_path, only, table="table1", **options):
@@ -161,7 +160,7 @@ def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkey
 def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatch):
     given = []
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
-    monkeypatch.setattr(MODULE, "score_best", lambda *_: None)
+    monkeypatch.setattr(MODULE, "evaluate_best", lambda *_: None)
     for wanted in (True, False):
         run(tmp_path, "shift/dlr-1", until_plain=wanted)
     assert [each["until_plain"] for each in given] == [True, False]
@@ -169,12 +168,12 @@ def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatc
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
-    outcome = import_module("dlrnn.paper.recipes.outcome")
+    outcome = import_module("dlrnn.paper.runs")
     monkeypatch.setattr(outcome, "load_best", None)
     [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
     assert row.status == "done"
     path = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
-    outcome.score_best(path, "cpu")
+    outcome.evaluate_best(path, "cpu")
 
 
 def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
@@ -212,19 +211,19 @@ def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monk
 
 
 def test_what_can_be_asked_for():
-    names = [recipe.name for recipe in recipes.select("table1", "shift")]
+    names = select("table1", "shift")
     assert names[0] == SHIFT
     assert len(names) == 6
-    assert len(recipes.select("table1", "dlr-1")) == 11
-    assert len(recipes.select("table1", "*-fixed/dlr-1*")) == 3
+    assert len(select("table1", "dlr-1")) == 11
+    assert len(select("table1", "*-fixed/dlr-1*")) == 3
     with pytest.raises(ValueError, match="no 'table7' to reproduce; there are: table1, table2"):
-        recipes.select("table7")
+        select("table7")
     with pytest.raises(ValueError, match="no recipe 'shfit/dlr-1': did you mean 'shift/dlr-1'"):
-        recipes.select("table1", "shfit/dlr-1")
+        select("table1", "shfit/dlr-1")
 
 
 def test_the_listing_has_a_line_for_each_recipe(tmp_path):
-    lines = recipes.listing(tmp_path, "full")
+    lines = listing(tmp_path, "full")
     assert [line["name"] for line in lines] == list(recipes.RECIPES)
     assert lines[0] == {
         "refused": False,

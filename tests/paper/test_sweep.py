@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from dlrnn.paper.recipes import changed_path, chosen, run_config, run_path
-from dlrnn.paper.recipes.catalogue import get
-from dlrnn.paper.recipes.sweep import Job, Wanted, _command, sweep
+from dlrnn.paper.recipes import chosen, get
+from dlrnn.paper.runs import changed_path, run_config, run_path
+from dlrnn.paper.sweep import Job, Run, sweep, train_command
 from dlrnn.train import RunFolder, with_overrides
 
 STEPS = ["--steps", "3"]
@@ -73,12 +73,12 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert all(row["status"] == "done" for row in sweep(["table1/cum*/dlr-1"], **options))
     assert (done / "result.json").stat().st_mtime_ns == written, "not run again"
 
-    def score_best(path, device, **_):
+    def evaluate_best(path, device, **_):
         if path == done:
             raise ValueError("best.safetensors is damaged")
 
     monkeypatch.setattr(
-        importlib.import_module("dlrnn.paper.recipes.sweep"), "score_best", score_best
+        importlib.import_module("dlrnn.paper.sweep"), "evaluate_best", evaluate_best
     )
     (broken / "result.json").unlink()  # as if stopped after its last checkpoint
     capsys.readouterr()
@@ -95,10 +95,10 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
 def test_only_what_has_a_checkpoint_goes_on(tmp_path):
     recipe = get("table1/cumsum/dlr-1")
     config = run_config(recipe, "tiny", 0)
-    run = Wanted(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
+    run = Run(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
 
     def starts():
-        return Job(run, _command(run, ["--scale", "tiny"])).starts
+        return Job(run, train_command(run, ["--scale", "tiny"])).starts
 
     assert starts() == "begins"
     run.path.mkdir(parents=True)
@@ -204,9 +204,9 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
 
 
 def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
-    module, sent = importlib.import_module("dlrnn.paper.recipes.sweep"), []
-    monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
-    monkeypatch.setattr(module, "score_best", lambda *_: None)
+    module, sent = importlib.import_module("dlrnn.paper.sweep"), []
+    monkeypatch.setattr(module, "run_job", lambda job, *_: sent.append(job.command) or "")
+    monkeypatch.setattr(module, "evaluate_best", lambda *_: None)
     for wanted in (True, False):
         sweep(["table1/cumsum/dlr-1"], until_plain=wanted, scale="tiny", out=tmp_path, device="cpu")
     assert [("--until-plain" in command) for command in sent] == [True, False]
@@ -214,14 +214,14 @@ def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
 
 
 def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
-    module = importlib.import_module("dlrnn.paper.recipes.sweep")
+    module = importlib.import_module("dlrnn.paper.sweep")
 
-    def score_best(path, *_, **__):
+    def evaluate_best(path, *_, **__):
         if "cummax" in str(path):
             raise RuntimeError("CUDA out of memory\nand much more")
 
-    monkeypatch.setattr(module, "_run", lambda *_: "")
-    monkeypatch.setattr(module, "score_best", score_best)
+    monkeypatch.setattr(module, "run_job", lambda *_: "")
+    monkeypatch.setattr(module, "evaluate_best", evaluate_best)
     rows = sweep(["table1/cum*/dlr-1"], scale="tiny", out=tmp_path)
     assert {row["recipe"]: row["said"] for row in rows} == {
         "table1/cumsum/dlr-1": "",
@@ -230,7 +230,7 @@ def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
 
 
 def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.import_module("dlrnn.paper.recipes.sweep"), "_run", None)
+    monkeypatch.setattr(importlib.import_module("dlrnn.paper.sweep"), "run_job", None)
     path = path_of("table1/cummax/dlr-1", tmp_path)
     path.mkdir(parents=True)
     config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
@@ -241,9 +241,9 @@ def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_pa
 
 
 def test_one_bad_folder_does_not_stop_the_others(tmp_path, monkeypatch):
-    module, run = importlib.import_module("dlrnn.paper.recipes.sweep"), []
-    monkeypatch.setattr(module, "_run", lambda job, *_: run.append(job.run.recipe.name) or "")
-    monkeypatch.setattr(module, "score_best", lambda *_, **__: None)
+    module, run = importlib.import_module("dlrnn.paper.sweep"), []
+    monkeypatch.setattr(module, "run_job", lambda job, *_: run.append(job.run.recipe.name) or "")
+    monkeypatch.setattr(module, "evaluate_best", lambda *_, **__: None)
     bad = path_of("table1/cummax/dlr-1", tmp_path)
     bad.mkdir(parents=True)
     (bad / "config.json").write_text("[]")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from support import DEVICE, tiny_books
 
-from dlrnn.paper import recipes
-from dlrnn.paper.recipes import RECIPES, TABLES, reproduce
+from dlrnn.paper.numbers import as_in_paper, published, short, table
+from dlrnn.paper.recipes import RECIPES, TABLES
 from dlrnn.paper.recipes import scale as scales
-from dlrnn.paper.recipes.paper import published, table
-from dlrnn.paper.recipes.rows import numbers
+from dlrnn.paper.reproduce import reproduce
 from dlrnn.train import make_model
 
 [STATED] = published()["hyperparameters"]["language model (table 5)"]
@@ -30,12 +29,13 @@ def test_every_number_has_a_recipe():
         for norm in ("pre", "post")
         if (losses := row[f"{norm}_norm"]) is not None
     }
-    assert {each.name: each.paper for each in TABLES["table5"]} == stated
+    assert {name: RECIPES[name].paper for name in TABLES["table5"]} == stated
     assert not any("attention" in each and "post" in each for each in stated)  # diverged
 
 
-@pytest.mark.parametrize("recipe", TABLES["table5"], ids=lambda recipe: recipe.name)
-def test_the_papers_settings(recipe):
+@pytest.mark.parametrize("name", TABLES["table5"])
+def test_the_papers_settings(name):
+    recipe = RECIPES[name]
     config, model = recipe.config, recipe.config.model
     ours = {
         "L": config.make_task().input_length,
@@ -73,9 +73,9 @@ def test_parameter_counts(row):
 
 
 def test_losses_are_shown_as_they_are():
-    assert recipes.as_in_paper("loss", 2.5) == 2.5
-    assert recipes.as_in_paper("perplexity", 12.0) == 12.0
-    assert numbers({"train_loss": 2.714, "loss": 2.876}) == "2.71 / 2.88"
+    assert as_in_paper("loss", 2.5) == 2.5
+    assert as_in_paper("perplexity", 12.0) == 12.0
+    assert short({"train_loss": 2.714, "loss": 2.876}) == "2.71 / 2.88"
 
 
 def test_all_of_it_in_small(tmp_path, monkeypatch):
@@ -88,14 +88,14 @@ def test_all_of_it_in_small(tmp_path, monkeypatch):
     assert row.status == f"broken: there is no data/pg19: make it with {make}"
     (tmp_path / "data").mkdir()
     tiny_books(tmp_path, length=128, words=2000).rename(tmp_path / "data" / "pg19")
-    tiny = scales._tiny
+    tiny = scales.tiny
 
     def shorter(config):
         few = {"steps": 4, "eval_every": 2, "checkpoint_every": 4}
         return replace(tiny(config), **few, model=replace(tiny(config).model, vocabulary=32))
 
     assert tiny(RECIPES["table5/pg19/dlr-16-pre"].config).task.settings["held_out"] == 64
-    monkeypatch.setattr(scales, "_tiny", shorter)
+    monkeypatch.setattr(scales, "tiny", shorter)
     for only in ("dlr-16-post", "attention-1-pre"):
         [row] = reproduce("table5", only=only, **options)
         assert row.status == "done"

@@ -11,7 +11,7 @@ from torch.utils import deterministic as memory
 
 from dlrnn.models import ModelConfig
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes.outcome import changed_path
+from dlrnn.paper.runs import changed_path
 from dlrnn.train import RunConfig, TaskConfig, from_json, train, with_overrides
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.deterministic import deterministic

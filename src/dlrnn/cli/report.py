@@ -8,7 +8,8 @@ from dlrnn.cli.shared import command, print_json, say, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
-    from dlrnn.report import Collected, Results
+    from dlrnn.paper.collect import Collected
+    from dlrnn.paper.results import Results
 
 LENGTHS = Path("docs/measured/lengths.json")
 
@@ -50,8 +51,8 @@ def add(commands: Any) -> None:
 
 def _add(given: argparse.Namespace) -> int:
     from dlrnn.paper.recipes.catalogue import RECIPES
-    from dlrnn.report import add
-    from dlrnn.report.results import RECORDS
+    from dlrnn.paper.results import RECORDS
+    from dlrnn.paper.store import add
 
     names = ("recipe", "variant", "note", "commit", "unfinished")
     runs, problems = _collected(given.runs, **{name: getattr(given, name) for name in names})
@@ -109,8 +110,8 @@ def _report(given: argparse.Namespace) -> int:
 
 def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]:
     """Ours, others, the user's runs; and what is to be said of them that is no problem."""
-    from dlrnn.report.own import own_results
-    from dlrnn.report.results import check_results, read_results
+    from dlrnn.paper.results import check_results, read_results
+    from dlrnn.paper.user_runs import user_results
 
     for folder in given.results or []:
         check_results(folder)
@@ -120,7 +121,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
         runs, problems = _collected(given.runs, unfinished=True)
         if not runs:
             raise ValueError(problems[0])
-        results += own_results(runs, given.runs)
+        results += user_results(runs, given.runs)
         results[-1].problems += [*problems, *(p for run in runs.values() for p in run.problems)]
     if any(one.records for one in results):
         empty = not results[0].records and not given.results
@@ -151,8 +152,8 @@ def _names(folders: list[Path]) -> list[str]:
 
 def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected"], list[str]]:
     """What can be read of the runs, by folder; the rest is a sentence each."""
-    from dlrnn.report import collect, find_runs
-    from dlrnn.report.results import UNREADABLE
+    from dlrnn.paper.collect import collect, find_runs
+    from dlrnn.paper.results import UNREADABLE
 
     found, problems = {}, []
     for path in find_runs(paths):

@@ -140,6 +140,7 @@ def _train(given: argparse.Namespace) -> int:
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     """The folder and the configuration that were asked for."""
     from dlrnn.paper import recipes
+    from dlrnn.paper.runs import changed_path
 
     if given.recipe is None:
         raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
@@ -150,7 +151,7 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     config = overridden(own, given.overrides)
     for note in _not_inherited(own, config) if speaks() else ():
         warn(note)
-    return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
+    return given.out or changed_path(recipe, "runs", given.scale, config), config
 
 
 def _not_inherited(own: "RunConfig", config: "RunConfig") -> list[str]:
@@ -192,6 +193,7 @@ def _eval(given: argparse.Namespace) -> int:
 
 def _recipes(given: argparse.Namespace) -> int:
     from dlrnn.paper import recipes
+    from dlrnn.paper.reproduce import listing
 
     if given.show:
         recipe = recipes.get(given.show)
@@ -199,7 +201,7 @@ def _recipes(given: argparse.Namespace) -> int:
         return 0
     names = {recipe.name for recipe in recipes.chosen(given.recipes or recipes.TABLES)}
     recorded, rows, refused = _recorded(Path("results")), [], False
-    for line in recipes.listing(given.out, given.scale):
+    for line in listing(given.out, given.scale):
         name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
         refused |= line.pop("refused") and name in names
         if given.scale != "full":
@@ -223,9 +225,9 @@ def _recipes(given: argparse.Namespace) -> int:
 
 def _recorded(folder: Path) -> dict[str, str]:
     """By recipe, as `dlrnn report` would write them; with a star, if it would not judge them."""
-    from dlrnn.report.cells import our_number
-    from dlrnn.report.layouts import make_tables
-    from dlrnn.report.results import read_results
+    from dlrnn.paper.comparison import our_number
+    from dlrnn.paper.results import read_results
+    from dlrnn.paper.tables import make_tables
 
     results = read_results(folder, "ours")
     for problem in results.problems:
@@ -242,7 +244,7 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 def _reproduce(given: argparse.Namespace) -> int:
     from dlrnn.paper import recipes
-    from dlrnn.paper.recipes.rows import numbers
+    from dlrnn.paper.numbers import short
 
     rows = recipes.reproduce(
         given.table,
@@ -257,10 +259,10 @@ def _reproduce(given: argparse.Namespace) -> int:
     lines = [
         {
             "recipe": row.recipe,
-            "paper": numbers(row.paper),
-            "yours": numbers(row.yours) or None,
+            "paper": short(row.paper),
+            "yours": short(row.yours) or None,
             "seeds": row.seeds,
-            "spread": numbers(row.spread) or None,
+            "spread": short(row.spread) or None,
             "status": row.status,
         }
         for row in rows
@@ -275,7 +277,7 @@ def _reproduce(given: argparse.Namespace) -> int:
 
 
 def _sweep(given: argparse.Namespace) -> int:
-    from dlrnn.paper.recipes.sweep import sweep
+    from dlrnn.paper.sweep import sweep
 
     _check_changes(given)
     rows = sweep(

@@ -3,37 +3,31 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from dlrnn.paper.recipes.recipe import PLACES
-from dlrnn.report.book import METRICS, OURS, Cell, Seeds, Table, number, signed, tolerance
-from dlrnn.report.collect import thinned
+from dlrnn.paper.comparison import (
+    OURS,
+    SIGNS,
+    Cell,
+    Seeds,
+    Table,
+    our_number,
+    paper_number,
+    state_text,
+    steps_text,
+)
+from dlrnn.paper.numbers import METRICS, number, signed
+from dlrnn.paper.records import FULL, Record
+from dlrnn.paper.results import Results, thinned
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.records import FULL, Record
-from dlrnn.report.results import Results
 from dlrnn.report.svg import Axis, Series, line_plot
 
-SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
 WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": "worse"}
 POINTS = 100  # of a curve
 MOST_LINES = 50  # of a plot: more seeds than anybody reads are left out
-NOT_RUN, DIVERGED = "not run", "diverged"
 
 
 def cell_id(cell: Cell) -> str:
     """Of its dialog."""
     return "cell-" + "".join(c if c.isalnum() or c == "-" else "-" for c in cell.recipe)
-
-
-def paper_number(cell: Cell, metric: str) -> str:
-    """As published."""
-    value = cell.paper.get(metric)
-    return "–" if value is None else f"{value:.{2 if metric in PLACES else 1}f}"
-
-
-def our_number(seeds: Seeds | None) -> str:
-    """The mean over seeds, "not run" or "diverged"."""
-    if seeds is None:
-        return NOT_RUN
-    return DIVERGED if seeds.mean is None else number(seeds.metric, seeds.mean)
 
 
 def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
@@ -50,53 +44,6 @@ def badge(cell: Cell, metric: str, column: str = OURS) -> Html | None:
     hidden = tag("span", f" {WORDS[found.verdict]}", class_="hidden")
     sign = tag("span", SIGNS[found.verdict], aria_hidden="true")
     return tag("span", sign, f" {text}", hidden, class_=f"badge {found.verdict}")
-
-
-def steps_text(records: Sequence[Record]) -> str:
-    """How much was run: "40000 of 40000", and whether it stopped early; "200 of 1000, tiny"."""
-    steps = sorted({record.steps for record in records})
-    several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
-    early = ", stopped early" if any(record.stopped for record in records) else ""
-    tiny = ", tiny" if any(record.size == "tiny" for record in records) else ""
-    return f"{several} of {records[0].steps_asked}{early}{tiny}"
-
-
-def state_text(seeds: Seeds) -> str:
-    """What keeps a number from being the paper's run: "tiny", "5000 of 40000 steps"; or ""."""
-    other = {FULL: "", "tiny": "tiny"}.get(seeds.size, "other sizes")
-    untested = any(record.is_untested for record in seeds.counted)
-    parts = [other, "validation, not tested" if untested else ""]
-    if any(record.steps != record.steps_asked for record in seeds.counted):
-        steps, *early = steps_text(seeds.counted).removesuffix(", tiny").split(", ")
-        parts.append(f"{early[0]}: {steps} steps" if early else f"{steps} steps")
-    return ", ".join(filter(None, parts))
-
-
-def settings_text(seeds: Seeds) -> str:
-    """What was not as in the recipe: "precision bf16"; "other lr, warmup", values in its dialog."""
-    settings = seeds.counted[0].settings
-    if alone := re.fullmatch(r"(?:\w+\.)*(\w+ [\w.+-]+) \([\w.+-]+\)", settings):
-        return alone[1]
-    names = re.findall(r"(?:^|, )([\w.]+) ", settings)
-    return f"other {', '.join(name.rpartition('.')[2] for name in names)}" if names else ""
-
-
-def seeds_text(seeds: Seeds) -> str:
-    """Of what it is the mean: "2 seeds, 0.144 to 0.332"; "" of one."""
-    count = f"{len(seeds.counted)} seeds" if len(seeds.counted) > 1 else ""
-    if seeds.spread is None:
-        return count
-    values = [record.value for record in seeds.counted if record.value is not None]
-    low, high = (number(seeds.metric, value) for value in (min(values), max(values)))
-    return f"{count}, {low} to {high}"
-
-
-def fall_text(seeds: Seeds) -> str:
-    """Where a run ended far from its best evaluation, which counts: "0.423 at the end"; else ""."""
-    if seeds.last is None or seeds.mean is None:
-        return ""
-    far = abs(seeds.mean - seeds.last) > tolerance(seeds.metric)
-    return f"{number(seeds.metric, seeds.last)} at the end" if far else ""
 
 
 def dialog(table: Table, cell: Cell, results: Sequence[Results]) -> Html:

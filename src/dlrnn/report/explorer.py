@@ -4,11 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlrnn.report.book import Table
-from dlrnn.report.collect import thinned
+from dlrnn.paper.comparison import Table
+from dlrnn.paper.results import Results, thinned
 from dlrnn.report.html import Html, join, tag
 from dlrnn.report.pages import runs_with
-from dlrnn.report.results import Results
 
 FEWER = (16, 12, 8, 7, 6, 5, 4, 3, 2)
 """Steps of each run, tried in this order until all fit."""

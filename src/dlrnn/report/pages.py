@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dlrnn.report.book import OURS, Table, counts
+from dlrnn.paper.comparison import OURS, Table, count_text, counts
+from dlrnn.paper.records import Record
+from dlrnn.paper.results import Results
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.records import Record
-from dlrnn.report.results import Results
 from dlrnn.report.speed import Lengths, length_plot
 from dlrnn.report.svg import Axis, Series, bar_plot, line_plot, shown
-from dlrnn.report.tables import JUDGED, NEAR, count_text, plain_table, shift_plot
+from dlrnn.report.tables import JUDGED, NEAR, plain_table, shift_plot
 
 
 def overview(tables: Sequence[Table], lengths: Lengths | None) -> Html:

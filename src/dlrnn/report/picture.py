@@ -9,11 +9,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dlrnn.report.book import Cell, Table
-from dlrnn.report.cells import NOT_RUN, our_number, paper_number
-from dlrnn.report.layouts import make_tables
-from dlrnn.report.results import Results
-from dlrnn.report.tables import count_text
+from dlrnn.paper.comparison import NOT_RUN, Cell, Table, count_text, our_number, paper_number
+from dlrnn.paper.results import Results
+from dlrnn.paper.tables import make_tables
 
 SHADES = LinearSegmentedColormap.from_list("R2", ("#f4f7fa", "#7fb2dd", "#0b4f93"))
 QUIET, INK, RED = "#56606b", "#1c2126", "#b04a12"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dlrnn.common.files import write_whole
 from dlrnn.common.untrusted import open_regular, printable
+from dlrnn.paper.results import Results
+from dlrnn.paper.tables import make_tables
 from dlrnn.report import pages
 from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.layouts import make_tables
-from dlrnn.report.results import Results
 from dlrnn.report.speed import read_lengths, speed
 from dlrnn.report.tables import table_page
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn.report.book import Table
+from dlrnn.paper.comparison import Table
+from dlrnn.paper.results import Results, read_json
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.results import Results, read_json
 from dlrnn.report.svg import Axis, Series, line_plot, shown
 from dlrnn.report.tables import plain_table
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from dlrnn.report.book import METRICS, OURS, Cell, Table, counts
-from dlrnn.report.cells import (
-    badge,
-    cell_id,
-    dialog,
+from dlrnn.paper.comparison import (
+    OURS,
+    Cell,
+    Table,
+    count_text,
     fall_text,
     our_number,
     paper_number,
@@ -15,8 +15,10 @@ from dlrnn.report.cells import (
     state_text,
     steps_text,
 )
+from dlrnn.paper.numbers import METRICS
+from dlrnn.paper.results import Results
+from dlrnn.report.cells import badge, cell_id, dialog
 from dlrnn.report.html import Html, join, tag
-from dlrnn.report.results import Results
 from dlrnn.report.svg import Axis, Number, Series, line_plot
 
 TOLD = (state_text, settings_text, fall_text, seeds_text)  # under the number of a cell
@@ -55,29 +57,6 @@ def table_page(table: Table, results: Sequence[Results]) -> Html:
 
 def _times_elsewhere() -> Html:
     return tag("p", "Times per step are on the page ", tag("a", "Speed", href="speed.html"), ".")
-
-
-def count_text(table: Table) -> str:
-    """In a sentence."""
-    found = counts(table)
-    if not found.measured:
-        others = sum(bool(cell.found) for cell in table.cells.values())
-        if others:
-            return (
-                f"None of {found.cells} cells has been measured as in the recipe yet;"
-                f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
-            )
-        return f"Not run: none of {found.cells} cells has been measured yet."
-    judged = {"as in the paper": found.near, "better": found.better, "worse": found.worse}
-    told = ", ".join(f"{many} {how}" for how, many in judged.items() if many)
-    parts = [f"{found.measured} of {found.cells} cells measured" + (f": {told}" if told else "")]
-    if found.worse_at_the_end > found.worse:
-        parts.append(f"{found.worse_at_the_end} worse by their last evaluation instead of the best")
-    if found.cut:
-        parts.append(f"{found.cut} cut short of the paper's steps, and not judged")
-    if found.stopped:
-        parts.append(f"{found.stopped} stopped early, plainly at 0 or 1")
-    return "; ".join(parts) + "."
 
 
 def shift_plot(table: Table) -> Html | None:

@@ -1,7 +1,7 @@
-"""From the folder of a run to records: what was measured, its curve, and what else lies there."""
+"""Collect the records, the curve and the other results of a run from its run directory."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -10,17 +10,18 @@ from statistics import median
 from typing import Any, TypeVar
 
 from dlrnn.common.untrusted import MOST_LINES, parse_json, read_bytes
-from dlrnn.paper.recipes import as_in_paper
-from dlrnn.paper.recipes.outcome import measured
-from dlrnn.report.origin import origin_of
-from dlrnn.report.records import FULL, Record
-from dlrnn.report.results import (
+from dlrnn.paper.nearest import nearest_recipe
+from dlrnn.paper.numbers import as_in_paper
+from dlrnn.paper.records import FULL, Record
+from dlrnn.paper.results import (
     UNREADABLE,
     Curve,
     check_breakdown,
     read_picture,
     read_snapshots,
+    thinned,
 )
+from dlrnn.paper.runs import measured
 from dlrnn.train import RunConfig, RunFolder
 from dlrnn.train.folder import CONFIG, ENVIRONMENT, RECORDS, TIMING
 from dlrnn.train.plain import in_words, may_stop, plain_level
@@ -28,12 +29,12 @@ from dlrnn.train.tested import best_step
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
-Item = TypeVar("Item")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Of one run."""
+    """The results of one run."""
 
     records: list[Record]
     curve: Curve
@@ -41,11 +42,11 @@ class Collected:
     picture: bytes | None
     snapshots: list[dict[str, Any]] | None
     problems: list[str] = field(default_factory=list)
-    """Of files without which there is still a number, a sentence each."""
+    """Problems with files that the numbers do not depend on, a sentence each."""
 
     @property
     def stem(self) -> str:
-        """Of its files."""
+        """The name of its files without suffix."""
         return self.records[0].stem
 
 
@@ -58,15 +59,15 @@ def collect(
     commit: str | None = None,
     unfinished: bool = False,
 ) -> Collected:
-    """Records of a run, of which recipe it is and how it differs being found out.
+    """Collect the results of a run, and find its nearest recipe unless one is given.
 
-    A run that is not complete, or not tested yet, is refused unless `unfinished`: then it is what
-    its best validation says, and has as many steps as the last one saw.
-    `commit` is for a run that does not know its own.
+    A run that is not complete or not tested is refused unless `unfinished`: then its best
+    validation counts, and its steps are those of the last one. `commit` is for a run that has not
+    recorded its own.
     """
     folder = RunFolder.open(path)
     config, result = folder.config, folder.result
-    name, origin = origin_of(folder.path, config, recipe)
+    name, nearest = nearest_recipe(folder.path, config, recipe)
     lines = folder.records()
     if not lines and result is not None:
         raise ValueError(f"{folder.path / RECORDS} is damaged: it has no record of a complete run")
@@ -78,62 +79,64 @@ def collect(
         told = f"ends at step {lines[-1]['step']}, and the run has {result['steps']}"
         raise ValueError(f"{folder.path / RECORDS} is damaged: it {told}")
     split, metrics = _scores(folder, config, lines, unfinished=unfinished)
-    side = _Side(folder.path)
-    environment, known = side.read(ENVIRONMENT, _environment) or ({}, None)
-    per_step, wall = side.read(TIMING, partial(_seconds, result=result)) or (None, None)
+    files = _OtherFiles(folder.path)
+    environment, known = files.read(ENVIRONMENT, _environment) or ({}, None)
+    per_step, wall = files.read(TIMING, partial(_seconds, result=result)) or (None, None)
     commit = known or commit
     shared = Record(
         recipe=name,
-        variant=origin.variant if variant is None else variant,
+        variant=nearest.variant if variant is None else variant,
         seed=config.seed,
         metric="",
         value=None,
         split=split,
         steps=max(each["step"] for each in lines if split in ("test", each["split"])),
-        steps_asked=origin.expected.steps,
+        steps_asked=nearest.expected.steps,
         commit=commit,
         hardware=str((result or {}).get("device") or environment.get("device") or "unknown"),
         versions={n: str(environment[n]) for n in ("dlrnn", "python", "torch") if n in environment},
         seconds_per_step=per_step,
         wall_seconds=wall,
         parameters=(result or {}).get("parameters"),
-        command=origin.command(config),
-        differs=origin.differs,
+        command=nearest.command(config),
+        differs=nearest.differs,
         note=note,
-        scale=origin.size,
+        scale=nearest.size,
     )
     if (result or {}).get("stopped"):
         shared = replace(shared, command=f"{shared.command} --until-plain")
-    if shared.is_cut and _same_rate(config, origin.expected, shared.steps):
-        told = _plain(next(iter(origin.recipe.paper), ""), lines, shared, config.steps)
+    if shared.is_cut and _same_rate(config, nearest.expected, shared.steps):
+        told = _stopped(next(iter(nearest.recipe.paper), ""), lines, shared, config.steps)
         shared = replace(shared, stopped=told)
     records = [
         replace(shared, metric=metric, value=_shown(metric, metrics[metric]))
-        for metric in origin.recipe.paper
+        for metric in nearest.recipe.paper
         if metric in metrics
     ]
     if not records:
-        wanted = " / ".join(origin.recipe.paper)
-        raise ValueError(f"{path} has no {wanted}, which {name} is judged by")
-    step, breakdown = side.read(EVAL, _examined) or (None, None)
-    current = step is not None and step == best_step(folder)  # else an older one was examined
-    snapshots, broken = side.read(SNAPSHOTS, _snapshots) or (None, [])
+        expected = " / ".join(nearest.recipe.paper)
+        raise ValueError(f"{path} has no {expected}, which the paper reports for {name}")
+    step, breakdown = files.read(EVAL, _evaluation) or (None, None)
+    current = step is not None and step == best_step(
+        folder
+    )  # else an older checkpoint was evaluated
+    snapshots, broken = files.read(SNAPSHOTS, _snapshots) or (None, [])
     layers = folder.path / SNAPSHOTS
-    side.problems.extend(f"{layers}, line {number}, is not a snapshot" for number in broken)
+    files.problems.extend(f"{layers}, line {number}, is not a snapshot" for number in broken)
     draws = current and config.make_task().kind == "tagging"
     return Collected(
         records,
         _curve(lines),
         breakdown if current else None,
-        side.read(PICTURE, read_picture) if draws else None,
+        files.read(PICTURE, read_picture) if draws else None,
         snapshots,
-        side.problems,
+        files.problems,
     )
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Folders of runs, at or below the paths."""
-    found: dict[Path, Path] = {}  # each once, however it is spelt
+    """The run directories at or below the paths."""
+    found: dict[Path, Path] = {}  # each directory once
     for path in map(Path, paths):
         here = sorted(each.parent for each in path.rglob(CONFIG)) if path.is_dir() else []
         if not here:
@@ -145,25 +148,18 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def thinned(items: Sequence[Item], most: int) -> list[Item]:
-    """Evenly chosen, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
-
-
-# ---------------------------------------------------------------------------- what lies there
+# ---------------------------------------------------------------------------- other files
 
 
 @dataclass(frozen=True)
-class _Side:
-    """Files of a run without which there is still a number: what cannot be read is a sentence."""
+class _OtherFiles:
+    """Files that the numbers do not depend on; those that cannot be read become problems."""
 
     folder: Path
     problems: list[str] = field(default_factory=list)
 
-    def read(self, name: str, read: Callable[[bytes], Item]) -> Item | None:
-        """None if it is not there, or not right."""
+    def read(self, name: str, read: Callable[[bytes], Content]) -> Content | None:
+        """The parsed content of a file; None if there is none, or it cannot be parsed."""
         path = self.folder / name
         try:
             return read(read_bytes(path, MOST_LINES)) if path.exists() else None
@@ -173,7 +169,7 @@ class _Side:
 
 
 def _environment(content: bytes) -> tuple[dict[str, Any], str | None]:
-    """What a run knows of its machine, and its commits."""
+    """The content of environment.json, and the commits in it."""
     found = _object(content)
     return found, _commits(found)
 
@@ -185,8 +181,8 @@ def _object(content: bytes) -> dict[str, Any]:
     return found
 
 
-def _examined(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | None]:
-    """Of which step, and a breakdown of errors if there is one."""
+def _evaluation(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | None]:
+    """The step of an evaluation, and its breakdown of errors, if there is one."""
     found = _object(content)
     broken_down = found.get("breakdown")
     return int(found["step"]), check_breakdown(broken_down) if broken_down else None
@@ -200,30 +196,30 @@ def _scores(
     if not found and unfinished:
         split, task = "validation", config.make_task()
         sign = -1 if task.less_is_better else 1
-        judged = folder.evaluations(task.metric)
-        judged = [each for each in judged if math.isfinite(each[task.metric])] or judged[-1:]
-        best = max(judged, key=lambda each: sign * each[task.metric], default={})
+        known = folder.evaluations(task.metric)
+        known = [each for each in known if math.isfinite(each[task.metric])] or known[-1:]
+        best = max(known, key=lambda each: sign * each[task.metric], default={})
         found = {name: value for name, value in best.items() if isinstance(value, float)}
     if not found:
         advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
-        raise ValueError(f"{folder.path} was trained and not judged yet: {advice}")
+        raise ValueError(f"{folder.path} was trained and not evaluated yet: {advice}")
     if "train" in last:
         found = {"train_loss": last["train"]["loss"], **found}
     return split, found
 
 
 def _same_rate(config: RunConfig, recipe: RunConfig, steps: int) -> bool:
-    """So far: one that fell sooner could not have gone on as the recipe would."""
+    """Whether the learning rate was the recipe's at all steps so far."""
     places = {0, config.warmup, recipe.warmup, steps // 2, steps - 1}
     return all(config.rate(k) == recipe.rate(k) for k in places if 0 <= k < steps)
 
 
-def _plain(metric: str, lines: list[dict[str, Any]], record: Record, asked: int) -> str:
-    """In words, if it may stop where it did: its value is plainly at 0, or at 1; else ""."""
+def _stopped(metric: str, lines: list[dict[str, Any]], record: Record, asked: int) -> str:
+    """Why the run may stop early, with its value near 0 or 1, in words; "" if it may not."""
     asked = record.steps_asked if record.scale == FULL else asked
-    judged = [(e["step"], e[metric]) for e in lines if e["split"] == "validation" and metric in e]
-    level = plain_level(judged, record.steps)
-    if level is None or record.steps >= asked or not may_stop(judged, record.steps, asked):
+    known = [(e["step"], e[metric]) for e in lines if e["split"] == "validation" and metric in e]
+    level = plain_level(known, record.steps)
+    if level is None or record.steps >= asked or not may_stop(known, record.steps, asked):
         return ""
     return f"early after {record.steps} of {asked} steps: {in_words(metric, level)}"
 
@@ -234,12 +230,12 @@ def _shown(metric: str, value: float) -> float | None:
 
 
 def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | None, float | None]:
-    """A step (median, so that evaluations do not count), and all of it, however often resumed."""
+    """Seconds of a step (the median, to leave out evaluations) and of the run with all resumes."""
     sessions: list[list[dict[str, Any]]] = []
     for line in content.decode().splitlines():
         try:
             each = parse_json(line.encode(), "it")
-        except ValueError:  # cut by a full disk
+        except ValueError:  # truncated by a full disk
             continue
         if not sessions or _is_resumed(sessions[-1][-1], each):
             sessions.append([])
@@ -260,7 +256,7 @@ def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | Non
 
 
 def _is_resumed(last: dict[str, Any], each: dict[str, Any]) -> bool:
-    """Whether the run was begun again between two lines of timing.jsonl."""
+    """Whether the run was resumed between two lines of timing.jsonl."""
     return bool(
         each["from"] != last["from"]
         or each["step"] <= last["step"]
@@ -280,9 +276,9 @@ def _curve(lines: list[dict[str, Any]]) -> Curve:
 
 
 def _snapshots(content: bytes) -> tuple[list[dict[str, Any]] | None, list[int]]:
-    """Some of them, and which lines are broken."""
+    """A choice of the snapshots, and the numbers of broken lines."""
     lines = content.splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):  # cut, as the run was
+    if lines and not lines[-1].endswith(b"\n"):  # truncated: the run was killed
         lines.pop()
     if not lines:
         return None, []
@@ -292,7 +288,7 @@ def _snapshots(content: bytes) -> tuple[list[dict[str, Any]] | None, list[int]]:
 
 
 def _commits(environment: dict[str, Any]) -> str | None:
-    """That a run was begun with, and those that it went on with; None if it knows none."""
+    """The commits of a run and of its resumes; None if it has recorded none."""
     every = [each for each in (environment, *environment.get("then", [])) if each.get("git")]
     told = [f"{each['git']}{' with changes' if each.get('changed') else ''}" for each in every]
     return ", then ".join(text for text, _ in groupby(told)) or None

@@ -4,14 +4,14 @@ import base64
 import json
 import math
 
-import made_up
 import numpy as np
 import pytest
 
+import made_up
 from dlrnn.bench.cases import BANDWIDTH, PRODUCTS, Case
+from dlrnn.paper.results import read_snapshots
+from dlrnn.paper.snapshots import SAMPLES, check_snapshot
 from dlrnn.report.explorer import Run, fitted, left_out
-from dlrnn.report.layers import SAMPLES, check_snapshot
-from dlrnn.report.results import read_snapshots
 from dlrnn.report.speed import CEILING
 
 

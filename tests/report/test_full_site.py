@@ -3,12 +3,12 @@
 import json
 import time
 
-import made_up
 import pytest
 
-from dlrnn.report import read_results
-from dlrnn.report.book import counts
-from dlrnn.report.layouts import make_tables
+import made_up
+from dlrnn.paper.comparison import counts
+from dlrnn.paper.results import read_results
+from dlrnn.paper.tables import make_tables
 from dlrnn.report.site import LIMIT, write_site
 
 PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]

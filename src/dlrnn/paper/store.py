@@ -1,4 +1,4 @@
-"""`dlrnn results add`: records of runs into a folder; nothing that is there is lost."""
+"""`dlrnn results add`: add records of runs to a folder of results and keep what is there."""
 
 import dataclasses
 import json
@@ -8,47 +8,46 @@ from pathlib import Path
 
 from dlrnn.common.files import exclusive, require_own_folder, write_whole
 from dlrnn.common.untrusted import read_bytes
-from dlrnn.paper import recipes
-from dlrnn.report.collect import Collected
-from dlrnn.report.records import Record, parse_record
-from dlrnn.report.results import (
+from dlrnn.paper.collect import Collected
+from dlrnn.paper.recipes import RECIPES
+from dlrnn.paper.records import Record, parse_record
+from dlrnn.paper.results import (
     BREAKDOWNS,
     CURVES,
     PICTURES,
     RECORDS,
     SNAPSHOTS,
-    Results,
     curve_bytes,
     read_lines,
 )
 
 
 def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:
-    """Write what is new; what became of each run, a sentence each.
+    """Add runs to a folder and return a sentence on each.
 
     A run replaces one of the same recipe, variant and seed, with all its metrics, if it has more
-    steps and the same settings, if it is the same run (judged since, say: its note stays), or if
-    `replace`. What did not change is not written again. Lines that cannot be read stay as they are.
+    steps and the same settings, if it is the same run (evaluated since; its note stays), or if
+    `replace`. Unchanged files are not written again. Lines that cannot be read stay as they are.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
         require_own_folder(folder / kind)
-    with exclusive(folder.resolve().parent):  # the folder itself is taken when a file is written
+    with exclusive(folder.resolve().parent):  # writing a file locks the folder itself
         return _add(collected, folder, replace=replace)
 
 
 def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list[str]:
     known: dict[tuple[str, str, int, str], Record] = {}
-    foreign = []
+    unread = []
     for line in filter(bytes.strip, read_lines(folder / RECORDS)):
         try:
             record = parse_record(line.decode(errors="replace"))
             known[record.key] = record
         except ValueError:
-            foreign.append(line)
+            unread.append(line)
     said = []
-    owners = {each.run: each for each in known.values()}  # of a few thousand, names are made once
+    owners = {each.run: each for each in known.values()}  # for speed with thousands of records
     stems = [(each.stem, each) for each in owners.values()]
     for run in collected:
         new = run.records[0]
@@ -56,7 +55,7 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
         steps = max((each.steps for each in there), default=0)
         goes_on = new.steps > steps and all(_goes_on(new, each) for each in there)
         clash = next((r for name, r in stems if name == run.stem and r.run != new.run), None)
-        what = f"{run.stem}: {_came(new)}"
+        what = f"{run.stem}: {_steps(new)}"
         if problem := _unreadable(run.records):
             said.append(f"{what}, left out: its record {problem}")
             continue
@@ -80,15 +79,15 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
         known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
         stems.append((run.stem, new))
         _write_files(run, folder)
-    places = {name: place for place, name in enumerate(recipes.RECIPES)}
+    places = {name: place for place, name in enumerate(RECIPES)}
     order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
-    lines = [record.to_line().encode() for record in order] + foreign
+    lines = [record.to_line().encode() for record in order] + unread
     _write(folder / RECORDS, b"".join(line + b"\n" for line in lines))
     return said
 
 
 def _unreadable(records: Iterable[Record]) -> str:
-    """Why a record could not be read again, control characters in a note, say; "" if it could."""
+    """Why records could not be read again, such as control characters; "" if they could."""
     try:
         for record in records:
             parse_record(record.to_line())
@@ -98,13 +97,13 @@ def _unreadable(records: Iterable[Record]) -> str:
 
 
 def _goes_on(new: Record, there: Record) -> bool:
-    """The same experiment, further on its way to the paper's steps, and judged as well."""
-    judged = new.is_untested <= there.is_untested
-    return new.settings == there.settings and judged and not new.is_longer
+    """Whether a run is the same experiment with more steps, and tested if the other one is."""
+    tested = new.is_untested <= there.is_untested
+    return new.settings == there.settings and tested and not new.is_longer
 
 
 def _kept(new: Record, there: Record) -> str:
-    """Why a run is not taken, and what would take it."""
+    """Why a run is not added, and which option adds it."""
     if new.settings != there.settings:
         had, has = (each.settings or "those of the recipe" for each in (there, new))
         advice = "--variant NAME keeps both, --replace takes this one instead"
@@ -113,8 +112,8 @@ def _kept(new: Record, there: Record) -> str:
     return f"kept the one with {there.steps} steps{commit}; --replace takes this one"
 
 
-def _came(record: Record) -> str:
-    """How far, and why no further."""
+def _steps(record: Record) -> str:
+    """The steps of a run, and whether it stopped early."""
     if record.size == "tiny":
         return f"{record.steps} of {record.steps_asked} steps of a tiny run"
     early = ", stopped early" if record.stopped else ""
@@ -122,31 +121,10 @@ def _came(record: Record) -> str:
 
 
 def _is_same(new: Record, there: Record) -> bool:
-    """The same run read again: another one would not take as long to the millisecond."""
+    """Whether two records are of one run: no other takes as long to the millisecond."""
     names = ("steps", "command", "hardware", "wall_seconds")
     same = all(getattr(new, name) == getattr(there, name) for name in names)
     return same and new.wall_seconds is not None
-
-
-def in_memory(collected: Iterable[Collected], name: str) -> Results:
-    """As if it had been written and read; of two runs of one recipe and seed the longer."""
-    found = Results(name)
-    kept: dict[tuple[str, str, int], Collected] = {}
-    for run in collected:
-        new = run.records[0]
-        there = kept.get(new.run)
-        if there is None or new.steps > there.records[0].steps:
-            kept[new.run] = run
-    for run in kept.values():
-        found.records += run.records
-        found.curves[run.stem] = run.curve
-        if run.breakdown is not None:
-            found.breakdowns[run.stem] = run.breakdown
-        if run.picture is not None:
-            found.pictures[run.stem] = run.picture
-        if run.snapshots is not None:
-            found.snapshots[run.stem] = run.snapshots
-    return found
 
 
 def _write_files(run: Collected, folder: Path) -> None:
@@ -162,14 +140,14 @@ def _write_files(run: Collected, folder: Path) -> None:
 
 
 def _remove_files(stem: str, folder: Path) -> None:
-    """Of a run that is replaced: the new one may not have as many."""
+    """Remove the files of a run that is replaced: the new run may have fewer."""
     for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
         for path in (folder / kind).glob(f"{stem}.*"):
             path.unlink()
 
 
 def _write(path: Path, content: bytes) -> None:
-    with suppress(ValueError, OSError):  # what is no regular file is replaced
+    with suppress(ValueError, OSError):  # a link or a pipe in its place is replaced
         if read_bytes(path, len(content)) == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-import made_up
 import pytest
 
-from dlrnn.report import read_results
+import made_up
+from dlrnn.paper.results import read_results
 from dlrnn.report.site import write_site
 
 ROOT = Path(__file__).parent

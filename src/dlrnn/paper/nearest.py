@@ -1,49 +1,49 @@
-"""Which recipe a run is nearest to, how it differs from it, and the command that makes it again."""
+"""The recipe that a run is nearest to, how the run differs, and the command that repeats it."""
 
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from dlrnn.paper import recipes
-from dlrnn.paper.recipes import Recipe, Scale, scaled
-from dlrnn.report.records import FULL
+from dlrnn.paper.recipes import RECIPES, TABLES, Recipe, Scale, get, scaled
+from dlrnn.paper.records import FULL
 from dlrnn.train import RunConfig
 
 HOW_OFTEN = {"log_every", "eval_every", "eval_batches", "checkpoint_every"}
-"""Settings that change what is looked at, not what is learnt."""
+"""Settings that change what is recorded, not what is learnt."""
 
 FOLDER = "task.settings.folder"
 
 SIZES = ("d_", "kernel_length", "length", "chunk", "heads")
-"""How the options of a mixer begin that make it larger or smaller."""
+"""Beginnings of the names of options that change the size of a mixer."""
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The recipe, at a scale, that a run is nearest to, and the settings that are not its."""
+class NearestRecipe:
+    """The recipe, at a scale, that a run is nearest to, and the settings that differ."""
 
     recipe: Recipe
     scale: Scale
-    changed: dict[str, tuple[Any, Any]]  # here, there
+    changed: dict[str, tuple[Any, Any]]  # the run's value, the recipe's
 
     @property
     def expected(self) -> RunConfig:
-        """The paper's run or, at the tiny scale, the recipe's there."""
+        """The recipe's run at the paper's size or, for a tiny run, at the tiny scale."""
         return scaled(self.recipe, "tiny" if self.scale == "tiny" else "full")
 
     @property
     def variant(self) -> str:
-        """Empty for the recipe's own task and model, also with fewer steps ("short")."""
-        own = [str(here) for name, (here, _) in self.changed.items() if name == "model.mixer"]
-        other = ["changed"] if self._other and (self.size == "changed" or not own) else []
-        return ", ".join((*own, *other, *(["tiny"] if self.scale == "tiny" else [])))
+        """What differs in the task and the model; "" if nothing does."""
+        mixer = [str(here) for name, (here, _) in self.changed.items() if name == "model.mixer"]
+        other = ["changed"] if self._other and (self.size == "changed" or not mixer) else []
+        return ", ".join((*mixer, *other, *(["tiny"] if self.scale == "tiny" else [])))
 
     @property
     def size(self) -> str:
-        """Whether it is as large as the paper's: "full", "tiny" or "changed"."""
+        """The size in comparison with the paper's: "full", "tiny" or "changed"."""
         if self.scale == "tiny":
             return "tiny"
         mixers = "model.mixer_options."
@@ -57,13 +57,13 @@ class Origin:
 
     @property
     def _other(self) -> list[str]:
-        """Settings of the model and the task that are not the recipe's."""
+        """Names of the settings of model and task that differ."""
         parts = [name for name in self.changed if name.startswith(("model.", "task."))]
         return [name for name in parts if name != FOLDER]
 
     @property
     def differs(self) -> str:
-        """From the recipe (tiny: at that scale): "lr 0.003 (0.0008), steps 5000 (300000)"."""
+        """The differences from the recipe: "lr 0.003 (0.0008), steps 5000 (300000)"."""
         told = {n: pair for n, pair in self.changed.items() if n not in HOW_OFTEN}
         if self.scale == "short":
             short, full = scaled(self.recipe, "short"), self.recipe.config
@@ -74,33 +74,34 @@ class Origin:
         return ", ".join(f"{n} {json_of(a)} ({json_of(b)})" for n, (a, b) in told.items())
 
     def command(self, config: RunConfig) -> str:
-        """That trains the run again."""
+        """The command that trains the run again."""
         words = ["dlrnn", "train", self.recipe.name]
         words += [] if self.scale == "full" else ["--scale", self.scale]
         words += ["--seed", str(config.seed)]
         values = asdict(config)
         known = _flat(values)
-        gone = dict.fromkeys(_options(name) for name in self.changed if name not in known)
-        for outer, inner in gone:  # an option is left out by saying all the others
+        dropped = dict.fromkeys(_options(name) for name in self.changed if name not in known)
+        for outer, inner in dropped:  # an option is dropped by giving all the others at once
             words += [f"--{outer}.{inner}", json.dumps(values[outer][inner])]
         for name, (here, _) in self.changed.items():
-            if _options(name) not in gone:
+            if _options(name) not in dropped:
                 words += [f"--{name}", json_of(here)]
         return shlex.join(words)
 
 
-def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Origin]:
-    """The name to record, and the nearest recipe; a name without a recipe may be asked for."""
-    name, named = asked, recipes.RECIPES.get("/".join(path.resolve().parts[-4:-1]))
+def nearest_recipe(path: Path, config: RunConfig, asked: str | None) -> tuple[str, NearestRecipe]:
+    """The name to record and the nearest recipe; `asked` may name none of the recipes."""
+    name, named = asked, RECIPES.get("/".join(path.resolve().parts[-4:-1]))
     if name is None and named is not None and named.config.task.name == config.task.name:
         name = named.name
-    if asked is not None and asked not in recipes.RECIPES:
+    if asked is not None and asked not in RECIPES:
         table, _, rest = asked.partition("/")
-        if table not in recipes.TABLES or rest.count("/") != 1:
-            recipes.get(asked)  # says what was meant
-        candidates = recipes.TABLES[table]
+        if table not in TABLES or rest.count("/") != 1:
+            get(asked)  # raises, with a suggestion
+        names: Iterable[str] = TABLES[table]
     else:
-        candidates = [recipes.RECIPES[name]] if name else list(recipes.RECIPES.values())
+        names = [name] if name else RECIPES
+    candidates = [RECIPES[each] for each in names]
     same = [each for each in candidates if each.config.task.name == config.task.name]
     if not same:
         here = f"{path} is a run on {config.task.name}"
@@ -109,7 +110,7 @@ def origin_of(path: Path, config: RunConfig, asked: str | None) -> tuple[str, Or
         raise ValueError(f"{here}, which no recipe is: say --recipe table/task/model")
     flat = _flat(asdict(config))
     choices = [
-        Origin(each, scale, _changes(flat, _flat_recipe(each.name, scale)))
+        NearestRecipe(each, scale, _changes(flat, _flat_recipe(each.name, scale)))
         for each in same
         for scale in get_args(Scale)
     ]
@@ -125,7 +126,7 @@ def _options(name: str) -> tuple[str, str]:
 
 @cache
 def _flat_recipe(name: str, scale: Scale) -> dict[str, Any]:
-    return _flat(asdict(recipes.scaled(recipes.get(name), scale)))
+    return _flat(asdict(scaled(get(name), scale)))
 
 
 def _flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
@@ -140,22 +141,22 @@ def _flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
 
 
 def _changes(here: dict[str, Any], there: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Another mixer, or task, does not inherit the options of the one that it replaces."""
-    gone = tuple(
+    """The settings that differ; a changed mixer or task inherits no options of the recipe's."""
+    replaced = tuple(
         options
         for name, options in (("model.mixer", "model.mixer_options."), ("task.name", "task."))
         if here.get(name) != there.get(name)
     )
-    there = {n: v for n, v in there.items() if not (gone and n.startswith(gone))} | {
+    there = {n: v for n, v in there.items() if not (replaced and n.startswith(replaced))} | {
         n: there[n] for n in ("model.mixer", "task.name")
     }
     names = [name for name in here | there if name != "seed"]
     pairs = {name: (here.get(name), there.get(name)) for name in names}
     if all(pairs.get(FOLDER, (None,))):
-        del pairs[FOLDER]  # where a set lies is nobody's business
+        del pairs[FOLDER]  # the path of a data set changes nothing
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def json_of(value: Any) -> str:
-    """As the command line takes it."""
+    """A value as the command line takes it."""
     return value if isinstance(value, str) else json.dumps(value)

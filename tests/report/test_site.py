@@ -8,17 +8,17 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import made_up
 import pytest
 
+import made_up
 from dlrnn.bench.lengths import PEERS
 from dlrnn.paper import recipes
-from dlrnn.report import add, read_results
-from dlrnn.report.book import OTHERS
+from dlrnn.paper.comparison import OTHERS
+from dlrnn.paper.results import Results, read_results
+from dlrnn.paper.snapshots import check_snapshot
+from dlrnn.paper.store import add
 from dlrnn.report.html import join, tag
-from dlrnn.report.layers import check_snapshot
 from dlrnn.report.markdown import markdown
-from dlrnn.report.results import Results
 from dlrnn.report.site import LIMIT, write_site
 from dlrnn.report.svg import SHAPES, STYLES, Axis, Series, line_plot
 

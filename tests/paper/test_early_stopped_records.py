@@ -3,15 +3,17 @@
 import json
 import shutil
 
-import made_up
 import pytest
 from support import DEVICE
 
+import made_up
 from dlrnn.cli import main
 from dlrnn.paper import recipes
-from dlrnn.report import add, collect, read_results
-from dlrnn.report.layouts import make_tables
-from dlrnn.report.records import parse_record
+from dlrnn.paper.collect import collect
+from dlrnn.paper.records import parse_record
+from dlrnn.paper.results import read_results
+from dlrnn.paper.store import add
+from dlrnn.paper.tables import make_tables
 from dlrnn.report.site import write_site
 from dlrnn.train import with_overrides
 from dlrnn.train.plain import PLAIN

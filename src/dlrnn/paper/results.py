@@ -1,59 +1,60 @@
-"""What was measured, on disk: `results/`.
+"""Measured results on disk: `results/`.
 
-records.jsonl          a line a number
+records.jsonl          a line for each number
 curves/NAME.csv        losses and metrics by step
 breakdowns/NAME.json   ListOps-SubTrees: errors by height and operator
 pictures/NAME.png      Pathfinder-Segmentation: predictions
 snapshots/NAME.jsonl   trained layers by step
-notes.json             findings, by recipe; written by hand
-step-times.json        of `dlrnn bench step --tables --json`
+notes.json             findings by recipe, written by hand
+step-times.json        output of `dlrnn bench step --tables --json`
 
-Whatever cannot be read is one sentence in `problems`; the rest is there.
+Files that cannot be read are reported in `problems`, one sentence each; the rest is read.
 """
 
 import csv
 import io
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import Image
 
+from dlrnn.common import untrusted
 from dlrnn.common.files import require_own_folder
 from dlrnn.common.untrusted import brief, fit, parse_json, read_bytes
-from dlrnn.common.untrusted import read_json as read_any
 from dlrnn.paper.recipes.catalogue import RECIPES
-from dlrnn.report.layers import check_snapshot
-from dlrnn.report.records import LARGEST, Record, parse_record
+from dlrnn.paper.records import LARGEST, Record, parse_record
+from dlrnn.paper.snapshots import check_snapshot
 
 RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
 CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS = "curves", "breakdowns", "pictures", "snapshots"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
-"""Bytes of records.jsonl; of a curve, which has some hundred lines; of any other file."""
+"""The most bytes of records.jsonl, of a curve and of any other file."""
 MOST_PIXELS = 2**24
-"""Of a picture."""
+"""The most pixels of a picture."""
 MOST_COLUMNS, MOST_RECIPES = 200, 2000
-"""Variants and settings of a folder, each of which is a column of a table; cells of all tables."""
+"""The most variants and settings, which become columns of tables, and the most recipes."""
 
 Curve = dict[str, list[tuple[int, float]]]
 """By name ("train loss", "validation R2"): values by step."""
 
 Content = TypeVar("Content")
+Item = TypeVar("Item")
 UNREADABLE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError),
     *(OverflowError, RecursionError, OSError, csv.Error),
 )
-"""Whatever a file of the wrong content, or a folder in its place, can lead to."""
+"""The errors that a file of the wrong content, or a folder in its place, can raise."""
 
 
 @dataclass
 class Results:
-    """All of a folder, or of some runs; files by the name of their run."""
+    """The results in a folder, or of some runs; files by the name of their run."""
 
     name: str
     records: list[Record] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Results:
 
 
 def check_results(folder: Path) -> None:
-    """One sentence if a folder that was asked for holds no results."""
+    """Refuse a folder that holds no results."""
     advice = "--results takes what `dlrnn results add --into DIR` wrote"
     if not folder.exists():
         raise ValueError(f"there are no results in {folder}: it does not exist; {advice}")
@@ -78,7 +79,7 @@ def check_results(folder: Path) -> None:
 
 
 def read_results(folder: str | Path, name: str) -> Results:
-    """Everything that can be read; nothing if there is no such folder."""
+    """Read everything that can be read; a folder that does not exist has no results."""
     folder, found = Path(folder), Results(name)
     found.records = read_records(folder / RECORDS, found.problems)
     stems = dict.fromkeys(record.stem for record in found.records)
@@ -96,17 +97,17 @@ def read_results(folder: str | Path, name: str) -> Results:
         found.snapshots[one] = read
         path = folder / SNAPSHOTS / f"{one}.jsonl"
         found.problems += [f"{path}, line {number}, is not a snapshot" for number in broken]
-    found.notes = read_json(folder / NOTES, _notes, found.problems, links=False) or {}
+    found.notes = read_json(folder / NOTES, check_notes, found.problems, links=False) or {}
     known = RECIPES.keys() | {record.recipe for record in found.records}
     for other in sorted(found.notes.keys() - known):
         found.problems.append(f"{folder / NOTES} has a note on {other!r:.60}, which is no recipe")
     found.problems += _short_curves(found, folder)
-    found.step_times = read_json(folder / STEP_TIMES, _step_times, found.problems, links=False)
+    found.step_times = read_json(folder / STEP_TIMES, check_step_times, found.problems, links=False)
     return found
 
 
 def _short_curves(found: Results, folder: Path) -> list[str]:
-    """Curves that end before their runs did."""
+    """Report curves that end before their runs."""
     ends = {
         one: max((points[-1][0] for points in curve.values() if points), default=0)
         for one, curve in found.curves.items()
@@ -120,7 +121,7 @@ def _short_curves(found: Results, folder: Path) -> list[str]:
 
 
 def read_records(path: Path, problems: list[str]) -> list[Record]:
-    """Every line that is a record; of two with the same key the later."""
+    """Every line that is a record; of two with the same key, the later one."""
     found: dict[tuple[str, str, int, str], Record] = {}
     columns: set[tuple[str, str]] = set()
     recipes: set[str] = set()
@@ -147,7 +148,7 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Of a file, empty ones too; none if there is no file."""
+    """The lines of a file, empty ones included; [] if there is no file."""
     if not os.path.lexists(path):
         return []
     return read_bytes(path, MOST_RECORDS).removeprefix(BOM_UTF8).split(b"\n")
@@ -156,18 +157,18 @@ def read_lines(path: Path) -> list[bytes]:
 def read_json(
     path: Path, check: Callable[[Any], Content], problems: list[str], *, links: bool = True
 ) -> Content | None:
-    """A file of JSON that passes a check; None if it is not there, or a problem."""
+    """The checked content of a JSON file; None if there is no file, or it is a problem."""
     if not os.path.lexists(path):
         return None
     try:
-        return check(read_any(path, links=links))
+        return check(untrusted.read_json(path, links=links))
     except UNREADABLE as error:
         problems.append(_unreadable(path, error))
         return None
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    """In a sentence; what Python says of a value that it did not expect is left out."""
+    """The problem with a file in a sentence, without Python's messages on unexpected values."""
     if not isinstance(error, ValueError | csv.Error):
         return f"{path} cannot be read"
     reason = brief(error, 200).removeprefix(f"{path}").lstrip(" :")
@@ -200,7 +201,7 @@ def _files(
 
 
 def read_curve(content: bytes) -> Curve:
-    """What `curve_bytes` wrote."""
+    """Parse the output of `curve_bytes`."""
     lines = list(csv.reader(io.StringIO(content.decode())))
     if not lines or lines[0][:1] != ["step"]:
         raise ValueError("a curve begins with its steps")
@@ -213,7 +214,7 @@ def read_curve(content: bytes) -> Curve:
 
 
 def curve_bytes(curve: Curve) -> bytes:
-    """CSV: a line a step, a column a name, empty where there is no value."""
+    """A curve as CSV: a line for each step, a column for each name, empty without a value."""
     by_step: dict[int, dict[str, float]] = {}
     for name, points in curve.items():
         for step, value in points:
@@ -226,13 +227,20 @@ def curve_bytes(curve: Curve) -> bytes:
     return text.getvalue().encode()
 
 
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many items, evenly chosen, with the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
+
+
 def read_breakdown(content: bytes) -> dict[str, list[dict[str, Any]]]:
-    """`by height` and `by operator`, as `analysis.listops_errors` gives them."""
+    """Parse errors by height and by operator, as `analysis.listops_errors` gives them."""
     return check_breakdown(parse_json(content, "it"))
 
 
 def check_breakdown(values: Any) -> dict[str, list[dict[str, Any]]]:
-    """The same, from what JSON holds: nothing else is let through."""
+    """The checked values of a breakdown, from JSON; other keys are dropped."""
     kinds: dict[str, Callable[[Any], Any]] = {"height": _height, "operator": str}
     return {
         f"by {key}": [
@@ -266,7 +274,7 @@ def _share(value: Any) -> float:
 
 
 def read_picture(content: bytes) -> bytes:
-    """A PNG, whole, of a size that can be shown."""
+    """Check that a picture is a complete PNG of at most MOST_PIXELS."""
     if not content.startswith(PNG):
         raise ValueError("a picture is a PNG")
     width, height = (int.from_bytes(content[place : place + 4]) for place in (16, 20))  # IHDR
@@ -275,7 +283,7 @@ def read_picture(content: bytes) -> bytes:
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             if image.size != (width, height):
-                raise ValueError("its size is told twice")
+                raise ValueError("its two sizes differ")
             image.load()
     except Exception as error:  # Pillow raises SyntaxError, struct.error, zlib.error and others
         raise ValueError("a picture is a PNG") from error
@@ -283,7 +291,7 @@ def read_picture(content: bytes) -> bytes:
 
 
 def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """By step, the later line of two; and which lines are cut or broken, from 1."""
+    """Snapshots by step, and the numbers of lines that cannot be read, from 1."""
     found, broken = {}, []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         try:
@@ -297,12 +305,13 @@ def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
     return [found[step] for step in sorted(found)], broken
 
 
-def _notes(values: Any) -> dict[str, str]:
+def check_notes(values: Any) -> dict[str, str]:
+    """The findings by recipe, from JSON."""
     return dict(fit(values, dict[str, str], "it"))
 
 
-def _step_times(values: Any) -> dict[str, Any]:
-    """Of `bench step --tables`: the machine, a row a model; Table 3 and precisions came later."""
+def check_step_times(values: Any) -> dict[str, Any]:
+    """The times of `bench step --tables`, from JSON; old files lack Table 3 and precisions."""
     names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
     rows = [
         {

@@ -1,20 +1,19 @@
-"""The user's own runs: a column, or one a folder where two runs are of one recipe and seed."""
+"""Columns of the user's runs: one for all, or one for each folder where two runs are alike."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dlrnn.report.collect import Collected
-from dlrnn.report.results import Results
-from dlrnn.report.store import in_memory
+from dlrnn.paper.collect import Collected
+from dlrnn.paper.results import Results
 
 YOURS = "yours"
 
 
-def own_results(runs: Mapping[Path, Collected], given: Sequence[Path]) -> list[Results]:
-    """Every run is shown: those that would hide one another have columns by folder, "yours, A".
+def user_results(runs: Mapping[Path, Collected], given: Sequence[Path]) -> list[Results]:
+    """Results of the user's runs, one for each column; runs that are alike get columns by folder.
 
-    Of `given`, folders or folders of runs, those are told apart that share a recipe and seed; then
-    the runs inside one of them that do.
+    Two runs are alike if they have the same recipe, variant and seed. First the folders in `given`
+    that hold such runs get their own columns ("yours, A"), then the runs inside one folder.
     """
     under = {path: next(one for one in given if one in (path, *path.parents)) for path in runs}
     columns = dict.fromkeys(runs, YOURS)
@@ -32,7 +31,7 @@ def own_results(runs: Mapping[Path, Collected], given: Sequence[Path]) -> list[R
 
 
 def _alike(runs: Mapping[Path, Collected], columns: Mapping[Path, str]) -> list[list[Path]]:
-    """Runs of one recipe, variant and seed in one column, two or more."""
+    """Groups of two or more runs of one recipe, variant and seed in one column."""
     found: dict[tuple[object, ...], list[Path]] = {}
     for path, run in runs.items():
         found.setdefault((columns[path], *run.records[0].run), []).append(path)
@@ -40,7 +39,7 @@ def _alike(runs: Mapping[Path, Collected], columns: Mapping[Path, str]) -> list[
 
 
 def _apart(paths: Iterable[Path]) -> dict[Path, str]:
-    """Each by the part of its path that the others do not have: "A" of A/shift and B/shift."""
+    """Name each path by the part that differs from the others: "A" for A/shift, beside B/shift."""
     parts = {path: path.resolve().parts for path in sorted(paths)}
     most = min(map(len, parts.values()), default=1) - 1  # something must be left
     first = _same(zip(*parts.values(), strict=False), most)
@@ -49,10 +48,31 @@ def _apart(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def _same(places: Iterable[tuple[str, ...]], most: int) -> int:
-    """At how many places, from the first, all have the same."""
+    """The number of places, from the first, at which all are equal."""
     count = 0
     for place in places:
         if count == most or len(set(place)) > 1:
             break
         count += 1
     return count
+
+
+def in_memory(collected: Iterable[Collected], name: str) -> Results:
+    """Results in memory; of two runs of one recipe, variant and seed, the longer one."""
+    found = Results(name)
+    kept: dict[tuple[str, str, int], Collected] = {}
+    for run in collected:
+        new = run.records[0]
+        there = kept.get(new.run)
+        if there is None or new.steps > there.records[0].steps:
+            kept[new.run] = run
+    for run in kept.values():
+        found.records += run.records
+        found.curves[run.stem] = run.curve
+        if run.breakdown is not None:
+            found.breakdowns[run.stem] = run.breakdown
+        if run.picture is not None:
+            found.pictures[run.stem] = run.picture
+        if run.snapshots is not None:
+            found.snapshots[run.stem] = run.snapshots
+    return found

@@ -1,4 +1,4 @@
-"""One number that was measured, as a line of JSON."""
+"""A measured number and its origin, as a line of JSON."""
 
 import json
 import math
@@ -10,47 +10,47 @@ from dlrnn.common.untrusted import fit, is_printable
 from dlrnn.paper.recipes.catalogue import TABLES
 
 VERSION = 1
-"""Of a line of records.jsonl: raised when a reader of today would misread it."""
+"""The version of the format: raised when older readers would misread a line."""
 
 LARGEST = 2**53
 """Whole numbers up to here are exact in any reader of JSON."""
 
 FULL, SIZES = "full", ("tiny", "changed")
-"""The paper's size, and what a run can have instead."""
+"""The size of the paper's runs, and the sizes of other runs."""
 
 SPLITS = ("train", "validation", "test")
 
 LONGEST_STEM = 200
-"""Letters of a run's file names, without their endings: file systems take 255."""
+"""The most letters of a run's file names without suffix: file systems allow 255."""
 
 LATER = {"scale", "stopped"}
-"""Fields that the first records did not have."""
+"""Fields that old records lack."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One number, and how it came about.
+    """One measured number and how it was measured.
 
     Attributes:
         recipe: `table/task/model`, "table1/shift/dlr-1".
-        variant: "" as in the recipe; else what it is instead, "my_package.MyLayer".
-        seed: of the run.
+        variant: "" for the recipe itself; else what differs, "my_package.MyLayer".
+        seed: the seed of the run.
         metric: "R2", "accuracy", ...
         value: in the paper's units; None if the run diverged.
-        split: that it was measured on.
-        steps: run.
-        steps_asked: the paper's; at the tiny scale the recipe's there.
-        commit: of the source; None where it is not known.
-        hardware: its name.
-        versions: of Python, torch, dlrnn.
-        seconds_per_step: median, without evaluations.
-        wall_seconds: all of the run, evaluations included.
+        split: the split that it was measured on.
+        steps: steps of the run.
+        steps_asked: steps of the paper's run; for a tiny run, of the recipe at that scale.
+        commit: of the source; None if unknown.
+        hardware: the name of the device.
+        versions: of Python, torch and dlrnn.
+        seconds_per_step: the median, without evaluations.
+        wall_seconds: of the whole run, evaluations included.
         parameters: of the model.
-        command: that makes it again.
-        differs: settings that are not the recipe's; "" if none.
-        note: anything else.
-        scale: "full", the paper's sizes; "tiny"; "changed", other sizes than the recipe's.
-        stopped: why it has fewer steps than the paper, if its value was plain; "" if it was not.
+        command: the command that repeats the run.
+        differs: the settings that differ from the recipe's; "" if none do.
+        note: free text.
+        scale: "full" for the paper's sizes, "tiny", or "changed" for other sizes.
+        stopped: why the run stopped early at 0 or 1; "" if it did not.
         version: of this format.
     """
 
@@ -77,34 +77,34 @@ class Record:
 
     @property
     def size(self) -> str:
-        """Its scale, or that which its variant tells: "my_package.MyLayer, tiny"."""
+        """The scale; old records have it in the variant: "my_package.MyLayer, tiny"."""
         told = self.variant.rpartition(", ")[2]
         return told if self.scale == FULL and told in SIZES else self.scale
 
     @property
     def settings(self) -> str:
-        """`differs`, without the steps: runs that share it are one experiment."""
+        """`differs` without the steps: runs with equal settings are one experiment."""
         told = self.differs.split(", ")
         return ", ".join(each for each in told if not each.startswith("steps "))
 
     @property
     def is_cut(self) -> bool:
-        """Fewer steps than the paper's, and no reason to leave the others out."""
+        """Whether it has fewer steps than the paper's and did not stop early."""
         return self.steps < self.steps_asked and not self.stopped
 
     @property
     def is_longer(self) -> bool:
-        """More steps than the paper's."""
+        """Whether it has more steps than the paper's."""
         return self.steps > self.steps_asked
 
     @property
     def is_untested(self) -> bool:
-        """The paper's R2 is of the validation split, all else of the test split."""
+        """Whether it is not of the paper's split: validation for R2, test for other metrics."""
         return self.split != ("validation" if self.metric == "R2" else "test")
 
     @property
     def is_comparable(self) -> bool:
-        """The paper's sizes, steps and split: it can be held against the paper's number."""
+        """Whether it has the paper's sizes, steps and split, and can be compared."""
         steps = not self.is_cut and not self.is_longer
         return self.size == FULL and steps and not self.is_untested
 

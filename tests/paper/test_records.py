@@ -8,19 +8,20 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-import made_up
 import pytest
 from support import DEVICE, tiny_books
 
+import made_up
 from dlrnn.analysis.snapshot import snapshot
 from dlrnn.cli import main
 from dlrnn.models import LanguageConfig, ModelConfig, build_model
 from dlrnn.paper import recipes
-from dlrnn.report import add, collect, read_results
-from dlrnn.report.records import VERSION, parse_record, stem
-from dlrnn.report.results import curve_bytes, read_curve
+from dlrnn.paper.collect import collect
+from dlrnn.paper.records import VERSION, parse_record, stem
+from dlrnn.paper.results import curve_bytes, read_curve, read_results
+from dlrnn.paper.store import add
+from dlrnn.paper.user_runs import in_memory
 from dlrnn.report.site import write_site
-from dlrnn.report.store import in_memory
 from dlrnn.train import RunConfig, RunFolder, TaskConfig, from_json, with_overrides
 from dlrnn.train import train as run_training
 
@@ -260,7 +261,7 @@ def test_tasks_that_are_tested(tmp_path, capsys):
     assert not found.problems
     result = json.loads((path / "result.json").read_text())
     (path / "result.json").write_text(json.dumps({**result, "best_step": 77}))
-    with pytest.raises(ValueError, match="was trained and not judged yet: run `dlrnn eval"):
+    with pytest.raises(ValueError, match="was trained and not evaluated yet: run `dlrnn eval"):
         collect(path)  # what was tested is not the best any more
     assert collect(path, unfinished=True).breakdown is None
 

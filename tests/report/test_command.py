@@ -2,16 +2,16 @@
 
 import json
 
-import made_up
 import pytest
 
+import made_up
 from dlrnn.cli import main
-from dlrnn.report import add, read_results
-from dlrnn.report.book import counts
-from dlrnn.report.layouts import make_tables
+from dlrnn.paper.comparison import counts
+from dlrnn.paper.results import PNG, Results, read_results
+from dlrnn.paper.store import add
+from dlrnn.paper.tables import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.picture import table1_figure, table1_png
-from dlrnn.report.results import PNG, Results
 
 NO_LENGTHS = (
     "ime against length is not shown: there is no docs/measured/lengths.json here; a clone of dlrnn"

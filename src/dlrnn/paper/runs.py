@@ -1,4 +1,4 @@
-"""What has come out of a recipe's runs so far, read from their folders."""
+"""The runs of a recipe: where their run directories are, their status and their metrics."""
 
 import hashlib
 import math
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from dlrnn.common.untrusted import brief, read_bytes
-from dlrnn.paper.recipes.recipe import Recipe, as_in_paper
+from dlrnn.paper.numbers import as_in_paper
+from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunFolder, from_json, load_best
 from dlrnn.train.config import in_json
@@ -24,29 +25,29 @@ DONE, NOT_RUN = "done", "not run"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run: "not run", "3100 of 40000 steps" or "done", or what is wrong with its folder.
+    """The status of one run: "not run", "3100 of 40000 steps", "done", or an error.
 
-    `scores` are in the paper's units, None until they are known.
+    `metrics` are in the paper's units; None until they are known.
     """
 
     status: str
-    scores: dict[str, float] | None = None
+    metrics: dict[str, float] | None = None
     refused: bool = False
     """Whether a file of the run was refused."""
 
 
 def run_config(recipe: Recipe, scale: Scale, seed: int) -> RunConfig:
-    """The run of a recipe with a seed."""
+    """The configuration of a recipe at a scale with a seed."""
     return replace(scaled(recipe, scale), seed=seed)
 
 
 def run_path(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Path:
-    """OUT/SCALE/NAME/seed-K."""
+    """The run directory OUT/SCALE/NAME/seed-K."""
     return Path(out) / scale / recipe.name / f"seed-{seed}"
 
 
 def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfig) -> Path:
-    """`run_path`, which is for the recipe as it is; other settings have OUT/.../seed-K-DIGEST."""
+    """`run_path` for the recipe's own settings, and OUT/.../seed-K-DIGEST for others."""
     path = run_path(recipe, out, scale, config.seed)
     if config == run_config(recipe, scale, config.seed):
         return path
@@ -55,13 +56,13 @@ def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfi
 
 
 def outcome(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Outcome:
-    """Of the run with that seed."""
+    """The outcome of the run with that seed."""
     path = run_path(recipe, out, scale, seed)
     return outcome_in(path, recipe, run_config(recipe, scale, seed))
 
 
 def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
-    """Of the run of a recipe, with its settings or others, in its folder."""
+    """The outcome of the run of a recipe with these settings in its run directory."""
     if not (path / CONFIG).is_file():
         return Outcome(NOT_RUN)
     try:
@@ -72,21 +73,21 @@ def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
     except OSError as error:
         return Outcome(f"{error.filename}: {error.strerror}", refused=True)
     except (KeyError, TypeError, AttributeError):
-        return Outcome(f"{path} holds what no run writes", refused=True)
+        return Outcome(f"{path} holds a file that dlrnn did not write", refused=True)
 
 
 def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:
-    """Of every seed that has a folder."""
+    """The outcome of every seed that has a run directory."""
     parent = run_path(recipe, out, scale, 0).parent
     names = [re.fullmatch(r"seed-(\d+)", path.name) for path in parent.glob("seed-*")]
     seeds = sorted(int(name[1]) for name in names if name)
     return {seed: outcome(recipe, out, scale, seed) for seed in seeds}
 
 
-def check_folder(path: Path, wanted: RunConfig) -> None:
-    """A folder of another configuration than the recipe has now is refused."""
+def check_folder(path: Path, expected: RunConfig) -> None:
+    """Refuse a run directory whose configuration is not the expected one."""
     found = _parsed(read_bytes(path / CONFIG), str(path / CONFIG))
-    difference = _difference(asdict(found), asdict(wanted))
+    difference = _difference(asdict(found), asdict(expected))
     if difference:
         advice = "move it away or choose another --out"
         raise ValueError(f"{path} is not of this recipe: its {difference}; {advice}")
@@ -94,12 +95,12 @@ def check_folder(path: Path, wanted: RunConfig) -> None:
 
 @cache
 def _parsed(content: bytes, where: str) -> RunConfig:
-    """Once a process for each folder."""
+    """Parse each configuration once in a process."""
     return from_json(content, where)
 
 
-def score_best(path: Path, device: str, *, trust: bool = False) -> None:
-    """Test the best checkpoint of a complete run, once; atomic tasks are judged by validation."""
+def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
+    """Test the best checkpoint of a complete run, once; regressions have no test split."""
     folder = RunFolder.open(path)
     if folder.config.make_task().kind == "regression" or read_test(folder):
         return
@@ -120,17 +121,17 @@ def _progress(recipe: Recipe, folder: RunFolder, config: RunConfig) -> Outcome:
 
 
 def measured(folder: RunFolder, config: RunConfig) -> tuple[str, dict[str, float]]:
-    """The split that a run is judged by, and its metrics so far, as fractions; {} if none yet.
+    """The split of a run's result and its metrics, as fractions; {} while there are none.
 
-    A regression: the best validation. Others: the test of the best checkpoint. `train_loss` is the
-    last that was recorded, if one was.
+    The result of a regression is its best validation, of other tasks the test of the best
+    checkpoint. `train_loss` is the last recorded training loss, if there is one.
     """
     task, records = config.make_task(), folder.records()
     found: dict[str, float] = {}
     if task.kind == "regression":
         split = "validation"
-        judged = folder.evaluations(task.metric)
-        best = max(judged, key=lambda each: _comparable(each[task.metric]), default={})
+        evaluations = folder.evaluations(task.metric)
+        best = max(evaluations, key=lambda each: _comparable(each[task.metric]), default={})
         found = {name: value for name, value in best.items() if name not in ("step", "split")}
     else:
         split, found = "test", read_test(folder)
@@ -144,10 +145,10 @@ def _comparable(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _difference(had: dict[str, Any], wanted: dict[str, Any], inside: str = "") -> str:
-    """The first setting that is not the same, "" if all are."""
-    for name in wanted | had:
-        here, there = had.get(name), wanted.get(name)
+def _difference(had: dict[str, Any], expected: dict[str, Any], inside: str = "") -> str:
+    """The first setting that differs, as text; "" if all are equal."""
+    for name in expected | had:
+        here, there = had.get(name), expected.get(name)
         if isinstance(here, dict) and isinstance(there, dict):
             found = _difference(here, there, f"{inside}{name}.")
             if found:

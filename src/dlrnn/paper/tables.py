@@ -1,29 +1,32 @@
-"""The six tables of the paper, each with its rows and columns, and what was measured in them."""
+"""The six tables of the paper with their rows, columns and measured numbers."""
 
 from collections.abc import Sequence
 
-from dlrnn.paper import recipes
-from dlrnn.paper.recipes import Recipe, table1, table2, table3, table4, table6
-from dlrnn.paper.recipes.paper import table as published
-from dlrnn.report.book import OURS, Cell, Seeds, Table
-from dlrnn.report.records import Record
-from dlrnn.report.results import Results
+from dlrnn.paper.comparison import OURS, Cell, Seeds, Table
+from dlrnn.paper.numbers import table as published
+from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4, table6
+from dlrnn.paper.records import Record
+from dlrnn.paper.results import Results
 
 
 def make_tables(results: Sequence[Results]) -> list[Table]:
-    """All six; the first results are ours, each of the others has columns of its own."""
-    return [_table(name, results) for name in recipes.TABLES]
+    """All six tables; the first results are ours, each of the others has its own columns."""
+    return [_table(name, results) for name in TABLES]
 
 
 def _table(name: str, results: Sequence[Results]) -> Table:
-    cells = {each.name: _cell(each, results) for each in recipes.TABLES[name]}
+    notes = results[0].notes if results else {}
+    cells = {
+        each: Cell(each, RECIPES[each].paper, RECIPES[each].note, notes.get(each, ""))
+        for each in TABLES[name]
+    }
     sources: dict[str, None] = {}
     for place, one in enumerate(results):
         records = [each for each in one.records if each.recipe.split("/")[0] == name]
         usual = _usual(records)
         for record in records:
-            variant = _aside(record, usual[record.recipe, record.variant])
-            source = _source(one.name, variant, ours=place == 0)
+            variant = _told_apart(record, usual[record.recipe, record.variant])
+            source = _column(one.name, variant, ours=place == 0)
             if source != OURS:
                 sources[source] = None
             empty = Cell(record.recipe, {}, finding=one.notes.get(record.recipe, ""))
@@ -42,7 +45,7 @@ def _table(name: str, results: Sequence[Results]) -> Table:
 
 
 def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
-    """Of each recipe and variant the run that others must be like: tested, as the recipe says."""
+    """By recipe and variant, the run that others must be like: tested, as in the recipe."""
 
     def order_of(each: Record) -> tuple[object, ...]:
         return each.is_untested, each.is_longer, bool(each.settings), each.seed
@@ -51,8 +54,8 @@ def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
     return {(each.recipe, each.variant): each for each in reversed(order)}
 
 
-def _aside(record: Record, usual: Record) -> str:
-    """Its variant; with what it does not share, if no mean of the two would mean anything."""
+def _told_apart(record: Record, usual: Record) -> str:
+    """The variant of a record, with whatever forbids a mean of it and the usual run."""
     other = record.settings or "as in the recipe"
     told = [record.variant, other if record.settings != usual.settings else ""]
     told.append("not tested" if record.is_untested != usual.is_untested else "")
@@ -61,25 +64,20 @@ def _aside(record: Record, usual: Record) -> str:
 
 
 def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
-    """The curve that its value is the best of; [] if it does not reach the end: NaN is left out."""
+    """The curve of R2 if it reaches the last step; else []. Curves leave NaN out."""
     curve = results.curves.get(record.stem, {}).get("validation R2", [])
     return curve if curve and curve[-1][0] == record.steps else []
 
 
-def _cell(recipe: Recipe, results: Sequence[Results]) -> Cell:
-    finding = results[0].notes.get(recipe.name, "") if results else ""
-    return Cell(recipe.name, recipe.paper, recipe.note, finding)
-
-
-def _source(owner: str, variant: str, *, ours: bool) -> str:
-    """The head of a column."""
+def _column(owner: str, variant: str, *, ours: bool) -> str:
+    """The title of a column of measured numbers."""
     if ours:
         return f"{OURS}, {variant}" if variant else OURS
     return f"{owner}: {variant}" if variant else owner
 
 
 def _with_layers(name: str, columns: dict[str, table1.Column]) -> dict[str, str]:
-    """As in `DLR, 6 layers, L 512`."""
+    """The titles of columns: `DLR, 6 layers, L 512`."""
     shown = {}
     for key, column in columns.items():
         paper = published(name)["columns"][column.place]
@@ -92,7 +90,8 @@ def _atomic(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
     six = name == "table6"
     paper = "table6_param_tied" if six else "table1_atomic"
     columns = _with_layers(paper, table6.COLUMNS if six else table1.COLUMNS)
-    tasks = {key: title for key, title in table1.TASKS.items() if _has(cells, key)}
+    known = {cell.task for cell in cells.values()}
+    tasks = {key: title for key, title in table1.TASKS.items() if key in known}
     title = "Attention with DLR's parameters" if six else "Atomic tasks"
     return Table(name, title, published(paper)["caption"], tasks, columns, "task", cells, sources)
 
@@ -128,10 +127,6 @@ def _language(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
     caption = published("table5_language_model")["caption"]
     columns = {"pg19": "PG-19"}
     return Table(name, "Language model", caption, rows, columns, "model", cells, sources)
-
-
-def _has(cells: dict[str, Cell], task: str) -> bool:
-    return any(cell.task == task for cell in cells.values())
 
 
 LAYOUTS = {

@@ -1,4 +1,4 @@
-"""Trained layers by step, packed: a fifth of the JSON that `analysis.snapshot` writes.
+"""Snapshots of trained layers, packed into a fifth of the JSON of `analysis.snapshot`.
 
 Numbers become 16-bit integers, little-endian, in base64, and explorer.js unpacks them:
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def check_snapshot(values: Any) -> dict[str, Any]:
-    """Packed, from what JSON holds, packed or as `analysis.snapshot` makes it: nothing else."""
+    """A checked and packed snapshot, from packed JSON or that of `analysis.snapshot`."""
     layers = [_layer(each) for each in values["layers"]]
     return {"step": int(values["step"]), "length": int(values["length"]), "layers": layers}
 
@@ -71,13 +71,13 @@ def _finite(values: Any) -> Floats:
 
 
 def _peaks(values: Floats, fewer: int) -> Floats:
-    """Of every `fewer` numbers the one of largest magnitude."""
+    """The number of largest magnitude among every `fewer` of them."""
     parts = np.append(values, np.zeros(-len(values) % fewer)).reshape(-1, fewer)
     return np.take_along_axis(parts, np.abs(parts).argmax(1)[:, None], 1)[:, 0]
 
 
 def _logarithms(values: Floats) -> Floats:
-    """NONE for what has no logarithm."""
+    """Scaled logarithms; NONE for numbers that are not positive."""
     logs = np.log10(np.where(values > 0, values, 1.0)).clip(-16, 16)
     return np.where(values > 0, logs * STEP, NONE)
 
@@ -88,7 +88,7 @@ def _text(values: Floats) -> str:
 
 
 def _words(text: str, each: int = 1) -> str:
-    """Base64 of 16-bit integers, a multiple of `each` of them."""
+    """Check that text is base64 of 16-bit integers, a multiple of `each` of them."""
     if len(base64.b64decode(text, validate=True)) % (2 * each):
         raise ValueError("packed numbers have 16 bits each")
     return text

@@ -1,4 +1,4 @@
-"""Results that nobody measured, to look at pages: `python tests/report/made_up.py DIR`."""
+"""Results that nobody measured, to look at pages: `python tests/made_up.py DIR`."""
 
 import io
 import json
@@ -14,8 +14,10 @@ from matplotlib.figure import Figure
 from dlrnn.analysis.snapshot import snapshot
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.paper import recipes
-from dlrnn.report import Collected, Record, add
-from dlrnn.report.layers import check_snapshot
+from dlrnn.paper.collect import Collected
+from dlrnn.paper.records import Record
+from dlrnn.paper.snapshots import check_snapshot
+from dlrnn.paper.store import add
 
 STEPS = (0, 1000, 5000, 20000, 40000)
 

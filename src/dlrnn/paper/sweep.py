@@ -1,4 +1,4 @@
-"""Many runs, each a process of its own: locally a few at a time, or as Slurm jobs."""
+"""Train many runs, each in its own process: a few at a time here, or as Slurm jobs."""
 
 import shlex
 import signal
@@ -15,16 +15,16 @@ from dlrnn.common.files import open_append
 from dlrnn.common.untrusted import brief
 from dlrnn.models.config import is_built_in
 from dlrnn.paper.recipes.catalogue import chosen
-from dlrnn.paper.recipes.outcome import (
+from dlrnn.paper.recipes.recipe import Recipe
+from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.runs import (
     DONE,
     changed_path,
     check_folder,
+    evaluate_best,
     outcome_in,
     run_config,
-    score_best,
 )
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale
 from dlrnn.train import RunConfig, with_overrides
 from dlrnn.train.checkpoint import checkpoints, step_of
 from dlrnn.train.folder import CONFIG, RunFolder
@@ -32,8 +32,8 @@ from dlrnn.train.folder import CONFIG, RunFolder
 IN_USE = "in use by another process"
 
 
-class Wanted(NamedTuple):
-    """A run that was asked for."""
+class Run(NamedTuple):
+    """A run of the sweep."""
 
     recipe: Recipe
     config: RunConfig
@@ -41,19 +41,19 @@ class Wanted(NamedTuple):
 
     @property
     def name(self) -> str:
-        """To speak of it."""
+        """The recipe and the seed, for messages."""
         return f"{self.recipe.name}, seed {self.config.seed}"
 
 
 class Job(NamedTuple):
-    """A run that is not complete."""
+    """A run that is not complete, and the command that trains it."""
 
-    run: Wanted
+    run: Run
     command: list[str]
 
     @property
     def starts(self) -> str:
-        """What it does: a folder without a checkpoint begins anew."""
+        """Whether the run goes on from a checkpoint or begins."""
         found = checkpoints(self.run.path) if "--resume" in self.command else []
         return f"goes on from step {step_of(found[-1])}" if found else "begins"
 
@@ -70,67 +70,67 @@ def sweep(
     device: str = "cpu",
     until_plain: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run every recipe with every seed; what is complete is left alone, what was stopped goes on.
+    """Train every recipe with every seed: complete runs are skipped, stopped ones are resumed.
 
-    `overrides` are settings that all of them change, as `with_overrides` takes them. A run that
-    breaks does not stop the others; its last words are in its row and its log. With a Slurm
-    partition the jobs are submitted, and a later sweep tells how they went.
+    `overrides` change settings of all runs, as `with_overrides` takes them. A run that fails does
+    not stop the others; the last line of its output is in its row, all of it in its log. With a
+    Slurm partition the jobs are submitted, and a later sweep reports their status.
     """
-    wanted = []
+    runs = []
     for recipe, seed in [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]:
         config = run_config(recipe, scale, seed)
         config = with_overrides(config, overrides) if overrides else config
-        wanted.append(Wanted(recipe, config, changed_path(recipe, out, scale, config)))
+        runs.append(Run(recipe, config, changed_path(recipe, out, scale, config)))
     where = ["--device", device, *(["--until-plain"] if until_plain else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
     refused: set[Path] = set()
-    for run in wanted:
+    for run in runs:
         try:
-            if command := _command(run, ["--scale", scale, *overrides]):
+            if command := train_command(run, ["--scale", scale, *overrides]):
                 waiting.append(Job(run, [*command, *where]))
-        except ValueError as error:  # this folder, not the others
+        except ValueError as error:  # the other runs go on
             said[run.path] = brief(error)
             refused.add(run.path)
     if slurm is not None:
         said |= _submit(waiting, Path(out), slurm, device)
     else:
         said |= _run_all(waiting, jobs)
-    rows = [_row(run, said.get(run.path, ""), None if slurm else device) for run in wanted]
-    for run, row in zip(wanted, rows, strict=True):
+    rows = [_row(run, said.get(run.path, ""), None if slurm else device) for run in runs]
+    for run, row in zip(runs, rows, strict=True):
         row["status"] = "refused" if run.path in refused else row["status"]
     return rows
 
 
-def _command(run: Wanted, settings: list[str]) -> list[str] | None:
-    """None if it is complete."""
-    own = [sys.executable, "-P", "-m", "dlrnn", "train"]
+def train_command(run: Run, settings: list[str]) -> list[str] | None:
+    """The command that trains or resumes a run; None if the run is complete."""
+    dlrnn = [sys.executable, "-P", "-m", "dlrnn", "train"]
     if not (run.path / CONFIG).is_file():
         seed = str(run.config.seed)
-        return [*own, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
+        return [*dlrnn, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
     check_folder(run.path, run.config)
     if RunFolder.open(run.path).result is not None:
         return None
-    return [*own, "--resume", str(run.path), *_trust(run)]
+    return [*dlrnn, "--resume", str(run.path), *_trust(run)]
 
 
-def _trust(run: Wanted) -> list[str]:
-    """The folder's mixer is the one that the user named for this sweep, so it needs no consent."""
+def _trust(run: Run) -> list[str]:
+    """`--trust` for a mixer of the user's own: the user named it for this sweep."""
     return [] if is_built_in(run.config.model.mixer) else ["--trust"]
 
 
-def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
-    """How it went; on a device it is tested first, if it was not."""
+def _row(run: Run, said: str, device: str | None) -> dict[str, Any]:
+    """The row of a run in the result; on a device, test the run first if it was not tested."""
     failed = bool(said)
     if not said and device:
         try:
             if (run.path / CONFIG).is_file():
                 check_folder(run.path, run.config)
-            score_best(run.path, device, trust=bool(_trust(run)))
-        except Exception as error:  # whatever happened, the other runs are not to blame
+            evaluate_best(run.path, device, trust=bool(_trust(run)))
+        except Exception as error:  # the other runs go on
             said = brief(error) or type(error).__name__
     found = outcome_in(run.path, run.recipe, run.config)
-    if failed and found.status == DONE:  # another sweep has completed it meanwhile
+    if failed and found.status == DONE:  # another sweep completed the run in the meantime
         said = ""
     status = "broken" if said and device else found.status
     return {
@@ -138,18 +138,18 @@ def _row(run: Wanted, said: str, device: str | None) -> dict[str, Any]:
         "seed": run.config.seed,
         "status": "in use" if said == IN_USE else status,
         "paper": next(iter(run.recipe.paper.values()), None),
-        "score": next(iter((found.scores or {}).values()), None),
+        "score": next(iter((found.metrics or {}).values()), None),
         "said": said,
     }
 
 
 def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
-    """So many at once. Ctrl-C and SIGTERM end the runs too, each with a checkpoint."""
+    """Run `jobs` runs at a time. Ctrl-C and SIGTERM stop the runs, each with a checkpoint."""
     running: list[subprocess.Popen[bytes]] = []
     stopped = threading.Event()
 
     def run(job: Job) -> str:
-        return _run(job, running, stopped)
+        return run_job(job, running, stopped)
 
     with _terminated_as_interrupted(stopped), ThreadPoolExecutor(jobs) as pool:
         try:
@@ -163,8 +163,8 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
 
 @contextmanager
 def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
-    """Once: `timeout` sends two signals, and the second must not meet us while we pass it on."""
-    if threading.current_thread() is not threading.main_thread():  # which alone can listen
+    """Turn the first SIGTERM into KeyboardInterrupt; `timeout` sends a second one, ignored here."""
+    if threading.current_thread() is not threading.main_thread():  # only it can set signal handlers
         yield
         return
 
@@ -180,11 +180,11 @@ def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Event) -> str:
-    """The last line that was said, nothing if all went well.
+def run_job(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Event) -> str:
+    """Run a job and return the last line of its output, or "" if it succeeded.
 
-    In a process group of its own: a terminal's Ctrl-C is ours to pass on, once; a second one,
-    later, would end a run before its checkpoint.
+    The job has its own process group, so that Ctrl-C in a terminal reaches it once, through this
+    process: a second signal would end the run before its checkpoint.
     """
     log = job.run.path.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -211,12 +211,12 @@ def _run(job: Job, running: list[subprocess.Popen[bytes]], stopped: threading.Ev
 
 
 def _say(text: str) -> None:
-    """Whole: several threads speak."""
+    """Write a whole line at once: several threads write."""
     sys.stderr.write(f"{text}\n")
 
 
 def _submit(waiting: list[Job], out: Path, partition: str, device: str) -> dict[Path, str]:
-    """Each trains its run, and tests it."""
+    """Submit jobs that train a run and test it."""
     try:
         import submitit
     except ImportError:
