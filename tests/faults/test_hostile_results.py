@@ -18,7 +18,8 @@ from dlrnn.paper.collect import Collected
 from dlrnn.paper.records import Record, parse_record
 from dlrnn.paper.results import PNG, read_picture, read_results
 from dlrnn.paper.store import add
-from dlrnn.report.site import MOST_PROBLEMS, write_site
+from dlrnn.report.site import write_site
+from dlrnn.report.templates import MOST_PROBLEMS
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

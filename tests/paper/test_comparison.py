@@ -22,8 +22,8 @@ from dlrnn.paper.results import Results, read_results
 from dlrnn.paper.store import add
 from dlrnn.paper.tables import make_tables
 from dlrnn.paper.user_runs import user_results
-from dlrnn.report.cells import dialog
 from dlrnn.report.markdown import markdown
+from dlrnn.report.table_page import table_page
 
 SHIFT = "table1/shift/dlr-1"
 TINY = {"scale": "tiny", "steps_asked": 1000}
@@ -94,7 +94,7 @@ def test_one_that_was_cut_does_not_count_beside_one_that_was_not():
                if line.startswith("| Shift | DLR, 1 layer"))  # fmt: skip
     assert "| 0.960 | ▼ −0.040 |  | 40000 of 40000 | 1 |" in row
     table = make_tables([Results("ours", [whole, cut])])[0]
-    text = dialog(table, table.cells[SHIFT], [])
+    text = table_page(table, [], [])
     assert "<dt>Not in the mean</dt><dd>seed 1: cut short</dd>" in text
     assert "at step 33000, before its end: the command goes on to 40000" in text
     assert cell_of(cut).ours["R2"].mean == 0.99, "alone it is what there is"
@@ -229,7 +229,7 @@ def test_the_last_evaluation_stands_beside_the_best():
     told = "cells measured: 2 as in the paper; 1 worse by their last evaluation instead of the best"
     assert told in count_text(table)
     assert "| 0.510 | ≈ −0.010 | 0.420 | 40000 of 40000 |" in markdown(results)
-    assert "at the last evaluation 0.420" in dialog(table, table.cells[cummax], results)
+    assert "at the last evaluation 0.420" in table_page(table, results, [])
     seeds = [made_up.record(seed=k, value=0.9) for k in (0, 1)]
     one = {seeds[0].stem: {"validation R2": [(40000, 0.8)]}}
     assert cell_of(*seeds).ours["R2"].last is None

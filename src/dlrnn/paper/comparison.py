@@ -175,6 +175,16 @@ class Table:
     cells: dict[str, Cell]
     sources: list[str]  # further measured columns
 
+    @property
+    def number(self) -> str:
+        """The number of the table in the paper."""
+        return self.name[-1]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of all cells."""
+        return list({metric: None for cell in self.cells.values() for metric in cell.metrics})
+
     def at(self, row: str, column: str) -> Cell | None:
         """The cell in a row and a column, if there is one."""
         parts = (row, column) if self.rows_are == "task" else (column, row)
@@ -298,6 +308,12 @@ def state_text(seeds: Seeds) -> str:
         steps, *early = steps_text(seeds.counted).removesuffix(", tiny").split(", ")
         parts.append(f"{early[0]}: {steps} steps" if early else f"{steps} steps")
     return ", ".join(filter(None, parts))
+
+
+def no_verdict_text(seeds: Seeds) -> str:
+    """Why a difference has no verdict."""
+    cut = any(record.is_cut for record in seeds.counted)
+    return " cut short, not judged" if cut else " not judged"
 
 
 def settings_text(seeds: Seeds) -> str:

@@ -1,0 +1,72 @@
+"""The pages as Jinja2 templates in templates/. Every inserted text is escaped."""
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dlrnn.common.untrusted import printable
+from dlrnn.paper.comparison import (
+    OURS,
+    SIGNS,
+    count_text,
+    no_verdict_text,
+    our_number,
+    paper_number,
+    seeds_text,
+    state_text,
+    steps_text,
+)
+from dlrnn.paper.numbers import METRICS, signed
+
+PAGES = {
+    "index": "Overview",
+    **{f"table{k}": f"Table {k}" for k in range(1, 7)},
+    "speed": "Speed",
+    "listops": "ListOps",
+    "pathfinder": "Pathfinder",
+    "explorer": "Explorer",
+}
+"""The pages and their titles in the navigation."""
+
+MOST_PROBLEMS = 200
+"""The most sentences on a page about what could not be read."""
+
+NEAR = "“As in the paper” is within .03 (R², loss) or 1.5 points (percent)."
+JUDGED = (
+    "Only runs of the paper's sizes and steps have a colour, and those that reach its number in"
+    " fewer steps; others say what they are."
+)
+WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": "worse"}
+
+
+@cache
+def environment() -> Environment:
+    """The environment of all templates, with the functions that they call."""
+    made = Environment(
+        loader=PackageLoader("dlrnn.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {
+        "JUDGED": JUDGED,
+        "METRICS": METRICS,
+        "MOST_PROBLEMS": MOST_PROBLEMS,
+        "NEAR": NEAR,
+        "OURS": OURS,
+        "PAGES": PAGES,
+        "SIGNS": SIGNS,
+        "WORDS": WORDS,
+        "signed": signed,
+    }
+    for function in (count_text, our_number, paper_number, no_verdict_text, seeds_text, state_text):
+        made.globals[function.__name__] = function
+    made.globals["steps_text"] = steps_text
+    made.filters["printable"] = printable
+    return made
+
+
+def render(template: str, **values: object) -> str:
+    """The page of a template."""
+    return environment().get_template(f"{template}.html").render(values)
