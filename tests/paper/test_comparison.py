@@ -297,8 +297,8 @@ def test_what_was_cut_or_stopped_is_counted():
     found = counts(table)
     assert (found.measured, found.near, found.cut, found.stopped) == (3, 2, 1, 1)
     assert count_text(table) == (
-        "3 of 66 cells measured: 2 as in the paper; 1 cut short of the paper's steps, and not"
-        " judged; 1 stopped early, plainly at 0 or 1."
+        "3 of 66 cells measured: 2 as in the paper; 1 without a verdict: fewer steps or another"
+        " size; 1 stopped early at 0 or 1."
     )
     text = markdown([Results("ours", records)])
     rows = [line for line in text.splitlines() if line.startswith("| ") and " of 40000" in line]

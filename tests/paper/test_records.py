@@ -61,7 +61,7 @@ def test_a_line_and_back():
         ({"recipe": "../../etc"}, "not table/task/model"),
         ({"steps": 1.5}, "'steps'"),
         ({"versions": {"torch": 2}}, "'versions'"),
-        ({"colour": 1}, "a field 'colour'"),
+        ({"colour": 1}, "unknown field 'colour'"),
     ],
 )
 def test_lines_that_are_no_records(change, said):
@@ -378,15 +378,18 @@ def test_a_wrong_recipe_is_told(done, tmp_path, capsys):
     assert main([*into, "table1/cumsum/dlr-1"]) == 2
     assert f"{done} is a run on shift, and table1/cumsum/dlr-1 is not" in capsys.readouterr().err
     assert main([*into, "table1/shift/dlr-9"]) == 0
-    assert "no recipe is called table1/shift/dlr-9: it has a row" in capsys.readouterr().err
+    assert (
+        "there is no recipe table1/shift/dlr-9: the tables show it in its own row"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"recipe": "table9/x/y"}, "has the table 'table9', which is none of table1, table2"),
-        ({"split": "tset"}, "has the split 'tset', which is none of train, validation, test"),
-        ({"scale": "huge"}, "has the scale 'huge', which is none of full, tiny, changed"),
+        ({"recipe": "table9/x/y"}, "has the table 'table9' instead of one of table1, table2"),
+        ({"split": "tset"}, "has the split 'tset' instead of one of train, validation, test"),
+        ({"scale": "huge"}, "has the scale 'huge' instead of one of full, tiny, changed"),
         ({"steps": -3}, "has -3 of 40000 steps"),
         ({"steps_asked": 0}, "has 40000 of 0 steps"),
     ],
@@ -428,7 +431,7 @@ def test_files_of_one_run_are_never_those_of_another(tmp_path):
     one, other = (made_up.run(SHIFT, variant=name) for name in ("fp32 phases", "fp32-phases"))
     add([one], tmp_path)
     (said,) = add([other], tmp_path)
-    assert "left out: its files would be those of fp32 phases, seed 0: say --variant" in said
+    assert "left out: its files would replace those of fp32 phases, seed 0: give --variant" in said
     (record,) = read_results(tmp_path, "ours").records
     assert record.variant == "fp32 phases"
 

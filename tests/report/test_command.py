@@ -164,7 +164,7 @@ def test_broken_things_are_a_sentence_each(tmp_path, capsys):
         assert sum(words in line for line in said) == 1, (words, said)
     assert len(said) == 9
     page = (tmp_path / "site" / "table1.html").read_text()
-    assert "9 things could not be read; the rest is shown" in page
+    assert "9 problems with files that could not be read; the rest is shown" in page
     assert "Its curve is missing." in page
     assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
 

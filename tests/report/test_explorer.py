@@ -75,13 +75,15 @@ def test_what_fits():
     assert left_out(many, many) == ""
     kept, steps = fitted(many, whole - 1)
     assert ([run.key for run in kept], steps) == (["0-0", "1-0", "2-0", "3-0"], 16)
-    said = "Left out, for the size of the pages: 4 further seeds of what is shown."
+    said = "Left out to limit the size of the pages: 4 further seeds of the runs that are shown."
     assert left_out(many, kept) == said
     kept, steps = fitted(many, whole // 8)
     assert (len(kept), steps) == (4, 3), "fewer steps before fewer runs"
     kept, steps = fitted(many, many[0].size(2) * 3)
     assert ([run.key for run in kept], steps) == (["0-0", "1-0", "2-0"], 2)
-    assert left_out(many, kept).endswith("3 further seeds of what is shown; run 3 0; run 3 1.")
+    assert left_out(many, kept).endswith(
+        "3 further seeds of the runs that are shown; run 3 0; run 3 1."
+    )
     assert fitted([], 0)[0] == []
     assert len(many[0].script(3)) <= many[0].size(3)
 

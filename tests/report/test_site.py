@@ -115,7 +115,7 @@ def test_nothing_of_the_paper_is_in_our_column(tmp_path):
         text = (tmp_path / f"table{k}.html").read_text()
         page = Page(text)
         assert "Not run: none of" in page.text
-        assert page.text.count("We have not run it") == len(page.all("dialog"))
+        assert page.text.count("We have not run this recipe") == len(page.all("dialog"))
         assert 'class="ours"' not in text, "a cell of the grid with a number"
         cells = len(page.all("dialog")) - (len(OTHERS) if k == 1 else 0)
         assert text.count('class="ours missing">not run<') == cells
@@ -204,7 +204,7 @@ def test_the_site_is_small(tmp_path):
     assert write_site(tmp_path, [found], tmp_path / "none") == []
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert size <= LIMIT
-    assert "Left out, for the size of the pages: " in (tmp_path / "explorer.html").read_text()
+    assert "Left out to limit the size of the pages: " in (tmp_path / "explorer.html").read_text()
     (tmp_path / "layers" / "1-mine.js").touch()
     write_site(tmp_path, [Results("ours")], tmp_path / "none")
     assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]

@@ -110,16 +110,21 @@ def test_own_runs_are_columns(site, visit):
     shift, cumsum, cummax, reverse, solve = (
         rows[task][:4] for task in ("Shift", "CumSum", "CumMax", "Reverse", "Solve")
     )
-    assert [cell[1] for cell in shift] == ["near", "own near", "own unknown", "empty own"]
+    assert [cell[1] for cell in shift] == [
+        "near",
+        "further near",
+        "further unknown",
+        "empty further",
+    ]
     assert shift[0][2].startswith("paper 1.00 0.990 ≈ −0.010")
     assert shift[1][2].startswith("0.970 ≈ −0.030")
     assert shift[2][2] == "1.000 tiny, 200 of 1000 steps", "no difference, no colour"
-    cut = "paper 1.00 0.980 −0.020 cut short, not judged 5000 of 40000 steps"
+    cut = "paper 1.00 0.980 −0.020 fewer steps, no verdict 5000 of 40000 steps"
     assert cumsum[0][1:] == ("unknown", cut)
-    assert cummax[3][1:] == ("own unknown", "0.510 tiny")
+    assert cummax[3][1:] == ("further unknown", "0.510 tiny")
     assert reverse[0][1] == "near"
     assert "stopped early: 20000 of 40000 steps" in reverse[0][2]
-    assert solve[1][1] == "own unknown"
+    assert solve[1][1] == "further unknown"
     assert "900 of 40000 steps" in solve[1][2]
     for cells in rows.values():
         for _, _, text in cells:
@@ -135,7 +140,7 @@ def test_own_runs_where_models_are_rows(site, visit):
     assert heads[1] == "ListOps-SubTrees"
     assert heads[2].startswith("yours: my.Layer")
     assert rows["DLR"][0][2] == "paper 85.7 not run"
-    assert rows["DLR"][1][1] == "own worse"
+    assert rows["DLR"][1][1] == "further worse"
     assert rows["DLR"][1][2].startswith("60.0 ▼ −25.7")
 
 
@@ -158,7 +163,7 @@ def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
     ]
     page = visit("table1#cell-table1-reverse-dlr-1")
     assert STOPPED in page.locator("dialog[open]").inner_text()
-    own = visit("index").locator("ul.own li").all_inner_texts()
+    own = visit("index").locator("ul.further li").all_inner_texts()
     assert own == [
         "yours: my.Layer: Table 1 (2 cells) Table 3 (1 cell)",
         "yours: my.Layer, tiny: Table 1 (1 cell)",

@@ -141,7 +141,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         here = sorted(each.parent for each in path.rglob(CONFIG)) if path.is_dir() else []
         if not here:
             why = f"no {CONFIG} at or below it" if path.is_dir() else "it does not exist"
-            why = "it is a file, and a run is a folder" if path.is_file() else why
+            why = "it is a file; a run directory was expected" if path.is_file() else why
             raise ValueError(f"there is no run in {path}: {why}")
         for run in here:
             found.setdefault(run.resolve(), run)

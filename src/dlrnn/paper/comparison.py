@@ -261,7 +261,7 @@ def count_text(table: Table) -> str:
         others = sum(bool(cell.found) for cell in table.cells.values())
         if others:
             return (
-                f"None of {found.cells} cells has been measured as in the recipe yet;"
+                f"None of {found.cells} cells has been measured with its recipe's settings yet;"
                 f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
             )
         return f"Not run: none of {found.cells} cells has been measured yet."
@@ -271,9 +271,9 @@ def count_text(table: Table) -> str:
     if found.worse_at_the_end > found.worse:
         parts.append(f"{found.worse_at_the_end} worse by their last evaluation instead of the best")
     if found.cut:
-        parts.append(f"{found.cut} cut short of the paper's steps, and not judged")
+        parts.append(f"{found.cut} without a verdict: fewer steps or another size")
     if found.stopped:
-        parts.append(f"{found.stopped} stopped early, plainly at 0 or 1")
+        parts.append(f"{found.stopped} stopped early at 0 or 1")
     return "; ".join(parts) + "."
 
 
@@ -313,7 +313,7 @@ def state_text(seeds: Seeds) -> str:
 def no_verdict_text(seeds: Seeds) -> str:
     """Why a difference has no verdict."""
     cut = any(record.is_cut for record in seeds.counted)
-    return " cut short, not judged" if cut else " not judged"
+    return " fewer steps, no verdict" if cut else " no verdict"
 
 
 def settings_text(seeds: Seeds) -> str:

@@ -107,7 +107,7 @@ def nearest_recipe(path: Path, config: RunConfig, asked: str | None) -> tuple[st
         here = f"{path} is a run on {config.task.name}"
         if asked is not None:
             raise ValueError(f"{here}, and {asked} is not")
-        raise ValueError(f"{here}, which no recipe is: say --recipe table/task/model")
+        raise ValueError(f"{here}, and no recipe has this task: give --recipe table/task/model")
     flat = _flat(asdict(config))
     choices = [
         NearestRecipe(each, scale, _changes(flat, _flat_recipe(each.name, scale)))

@@ -149,7 +149,7 @@ def parse_record(line: str) -> Record:
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"has version {version}, and this dlrnn reads up to {VERSION}: update it")
     if unknown := sorted(values.keys() - _KINDS.keys()):
-        raise ValueError(f"has a field {unknown[0]!r:.60} that no record has")
+        raise ValueError(f"has an unknown field {unknown[0]!r:.60}")
     if missing := sorted(_KINDS.keys() - values.keys() - LATER):
         raise ValueError(f"has no {missing[0]!r}")
     for name, kind in _KINDS.items():
@@ -160,7 +160,7 @@ def parse_record(line: str) -> Record:
         try:
             values[name] = fit(values[name], kind, repr(name))
         except ValueError as error:
-            raise ValueError(f"is no record: {error}") from None
+            raise ValueError(f"is not a record: {error}") from None
         if not _is_printable(values[name]):
             raise ValueError(f"has a {name!r} with control characters")
     record = Record(**values)
@@ -182,12 +182,12 @@ def _check(record: Record) -> None:
         ("scale", record.scale, (FULL, *SIZES)),
     ):
         if value not in known:
-            raise ValueError(f"has the {name} {value!r:.60}, which is none of {', '.join(known)}")
+            raise ValueError(f"has the {name} {value!r:.60} instead of one of {', '.join(known)}")
     if record.steps < 0 or record.steps_asked < 1:
         raise ValueError(f"has {record.steps} of {record.steps_asked} steps")
     for name in ("value", "seconds_per_step", "wall_seconds"):
         if (number := getattr(record, name)) is not None and not math.isfinite(number):
-            raise ValueError(f"has a {name} that is not finite: say null")
+            raise ValueError(f"has a {name} that is not finite: use null")
 
 
 def _is_printable(value: Any) -> bool:

@@ -61,7 +61,7 @@ def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list
             continue
         if clash is not None:
             other = f"{clash.variant or clash.recipe}, seed {clash.seed}"
-            why = f"its files would be those of {other}: say --variant NAME"
+            why = f"its files would replace those of {other}: give --variant NAME"
             said.append(f"{what}, left out: {why}")
             continue
         if not there:

@@ -65,9 +65,9 @@ def left_out(runs: Sequence[Run], kept: Sequence[Run]) -> str:
     shown = {run.cell for run in kept}
     missing = [run for run in runs if run not in kept]
     further = sum(run.cell in shown for run in missing)
-    parts = [f"{further} further seeds of what is shown"] if further else []
+    parts = [f"{further} further seeds of the runs that are shown"] if further else []
     parts += [run.name for run in missing if run.cell not in shown]
-    return f"Left out, for the size of the pages: {'; '.join(parts)}." if parts else ""
+    return f"Left out to limit the size of the pages: {'; '.join(parts)}." if parts else ""
 
 
 def explorer(kept: Sequence[Run], missing: str, problems: Sequence[str]) -> str:

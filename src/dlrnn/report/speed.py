@@ -29,11 +29,11 @@ LAYERS = {
 """The names of the other mixers in `bench lengths`; those in bf16 end with " bf16"."""
 
 CEILING = (
-    "The ceiling (dashed) is not measured: it is the time in which an H200 could do this layer's"
-    " work if nothing else took any. Bytes: five passes over the activations at 4.3 TB/s, which its"
-    " memory reaches. FLOP: 12 H N L to make the kernel and its gradients, at 263 TFLOP/s, a third"
-    " of its 790 in 16 bits, because three such products make one of fp32's accuracy. The two are"
-    " added. Kernels of this accuracy cannot be below it; how far above is what is left to win."
+    "The ceiling (dashed) is not measured: it is the least time of an H200 for the work of this"
+    " layer. Bytes: five passes over the activations at 4.3 TB/s, which its memory reaches. FLOP:"
+    " 12 H N L to make the kernel and its gradients, at 263 TFLOP/s, a third of its 790 in 16 bits,"
+    " because three such products make one of fp32's accuracy. The two times are added. Kernels of"
+    " this accuracy cannot be faster."
 )
 GREY = 4  # the style of the ceiling
 NO_MIXERS = {"case", "B", "L", "goal", "authors"}

@@ -159,8 +159,8 @@ def _facts(by_metric: dict[str, Seeds]) -> list[tuple[str, str | list[str]]]:
         ("Hardware", _joined(r.hardware for r in records)),
         ("Versions", _joined(_versions(r) for r in records)),
         ("Parameters", _joined(str(r.parameters or "") for r in records)),
-        ("A step, median", _joined(_seconds(r.seconds_per_step) for r in records)),
-        ("All of it", _joined(_seconds(r.wall_seconds) for r in records)),
+        ("Median step", _joined(_seconds(r.seconds_per_step) for r in records)),
+        ("Total time", _joined(_seconds(r.wall_seconds) for r in records)),
         ("Note", _joined(r.note for r in records)),
     ]
     return [(name, text) for name, text in facts if text]

@@ -32,9 +32,9 @@ MOST_PROBLEMS = 200
 """The most sentences on a page about what could not be read."""
 
 NEAR = "“As in the paper” is within .03 (R², loss) or 1.5 points (percent)."
-JUDGED = (
-    "Only runs of the paper's sizes and steps have a colour, and those that reach its number in"
-    " fewer steps; others say what they are."
+COLOURED = (
+    "A cell has a colour if its runs have the paper's sizes and steps, or reach the paper's number"
+    " in fewer steps; other cells say how they differ."
 )
 WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": "worse"}
 
@@ -50,7 +50,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {
-        "JUDGED": JUDGED,
+        "COLOURED": COLOURED,
         "METRICS": METRICS,
         "MOST_PROBLEMS": MOST_PROBLEMS,
         "NEAR": NEAR,
