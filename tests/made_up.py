@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from support import DEVICE
 
 from dlrnn.analysis.snapshot import snapshot
+from dlrnn.cli import main
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.paper import recipes
 from dlrnn.paper.collect import Collected
@@ -19,10 +21,21 @@ from dlrnn.paper.records import Record
 from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
 
+SHIFT = "table1/shift/dlr-1"
 STEPS = (0, 1000, 5000, 20000, 40000)
+SILENT = ("--writer", "none", "--device", DEVICE.type)
 
 
-def record(recipe="table1/shift/dlr-1", **changed):
+def train(out, *arguments, recipe=SHIFT, steps=4):
+    """A real run of a few steps at the tiny scale."""
+    few = ["--steps", str(steps), "--batch_size", "2", "--log_every", "1"]
+    few += ["--eval_every", "2", "--eval_batches", "1"]
+    where = ["--scale", "tiny", "--out", str(out), *SILENT]
+    assert main(["train", recipe, *few, *where, *arguments]) == 0
+    return out
+
+
+def record(recipe=SHIFT, **changed):
     split = "validation" if changed.get("metric", "R2") == "R2" else "test"
     asked = recipes.RECIPES[recipe].config.steps if recipe in recipes.RECIPES else 1000
     made = Record(
@@ -75,6 +88,16 @@ def run(recipe, seed=0, *, draw=None, variant="", points=60, **extras):
         ]
     rest = (extras.get(name) for name in ("breakdown", "picture", "snapshots"))
     return Collected(records, curve, *rest)
+
+
+def changed(run, **fields):
+    """The run with other values in its records."""
+    return replace(run, records=[replace(each, **fields) for each in run.records])
+
+
+def jsonl(path, rows):
+    """Write rows as lines of JSON."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
 
 
 def breakdown(share):
