@@ -14,8 +14,9 @@ import pytest
 from hostile import bounded_memory, deadline, run_command, tree
 from PIL import Image
 
+import made_up
 from dlrnn.paper.collect import Collected
-from dlrnn.paper.records import Record, parse_record
+from dlrnn.paper.records import parse_record
 from dlrnn.paper.results import PNG, read_picture, read_results
 from dlrnn.paper.store import add
 from dlrnn.report.site import write_site
@@ -23,30 +24,18 @@ from dlrnn.report.templates import MOST_PROBLEMS
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-RECIPE = "table1/shift/dlr-1"
-RECORD = Record(
-    recipe=RECIPE,
-    variant="",
-    seed=0,
-    metric="R2",
-    value=0.875,
-    split="validation",
-    steps=40000,
-    steps_asked=40000,
-    commit=None,
-    hardware="a machine",
-    versions={"torch": "0"},
-    seconds_per_step=0.1,
-    wall_seconds=4000.0,
-    parameters=1000,
-    command=f"dlrnn train {RECIPE}",
-)
+RECIPE = made_up.SHIFT
+RECORD = made_up.record(value=0.875)
 CURVE = {"validation R2": [(20000, 0.5), (40000, 0.875)]}
 FILES = (
     *("records.jsonl", "notes.json", "step-times.json", f"curves/{RECORD.stem}.csv"),
     *(f"breakdowns/{RECORD.stem}.json", f"pictures/{RECORD.stem}.png"),
     *(f"snapshots/{RECORD.stem}.jsonl",),
 )
+
+
+def collected(record):
+    return Collected([record], CURVE, None, None, None)
 
 
 def picture():
@@ -59,10 +48,7 @@ def picture():
 def made(tmp_path_factory):
     """Two seeds: files of the first are made hostile, the second must be shown."""
     folder = tmp_path_factory.mktemp("made") / "results"
-    add(
-        [Collected([replace(RECORD, seed=seed)], CURVE, None, None, None) for seed in (0, 1)],
-        folder,
-    )
+    add([collected(replace(RECORD, seed=seed)) for seed in (0, 1)], folder)
     for name in FILES[4:]:
         (folder / name).parent.mkdir(exist_ok=True)
     (folder / FILES[1]).write_text(json.dumps({RECIPE: "a finding"}))
@@ -288,7 +274,7 @@ def test_records_are_not_added_to_what_is_no_file(kind, results, tmp_path):
     else:
         path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "outside/records.jsonl")
     with pytest.raises(ValueError, match=r"records\.jsonl"), deadline(5), bounded_memory():
-        add([Collected([RECORD], CURVE, None, None, None)], results)
+        add([collected(RECORD)], results)
     assert tree(tmp_path / "outside") == before
 
 
@@ -298,14 +284,14 @@ def test_a_pipe_in_place_of_a_curve_is_replaced(results):
     os.mkfifo(path)
     new = replace(RECORD, steps=50, steps_asked=50, value=0.5)
     with deadline(5):
-        add([Collected([new], CURVE, None, None, None)], results, replace=True)
+        add([collected(new)], results, replace=True)
     assert path.read_text().startswith("step,")
 
 
 def test_what_could_not_be_read_again_is_not_added(results):
     for change in ({"note": "\x1b[31m"}, {"variant": "x" * 300}):
         made = replace(RECORD, seed=7, **change)
-        [said] = add([Collected([made], CURVE, None, None, None)], results)
+        [said] = add([collected(made)], results)
         assert "left out: its record has" in said
     assert read(results).problems == []
     several = replace(RECORD, seed=7, note="two\nlines")

@@ -1,15 +1,16 @@
 """Every recipe against the paper: its numbers, its hyper-parameters, its parameter counts."""
 
+import inspect
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from support import run_python
 
 from dlrnn.paper import recipes
-from dlrnn.paper.numbers import as_in_paper, published, table
-from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
+from dlrnn.paper.numbers import as_in_paper, published, short, table
+from dlrnn.paper.recipes import RECIPES, TABLES, scaled, table1, table2, table3, table4
 from dlrnn.train import make_model
 
 HYPER = published()["hyperparameters"]
@@ -230,7 +231,7 @@ def stated(count, text):
     """Is a number what the paper writes as 83K, 1.1M or 920K: rounded, or (2.2M) cut?"""
     decimals = len(text[:-1].partition(".")[2]) - text[:-1].endswith("0")
     printed = float(text[:-1]) * 10**decimals
-    value = count / {"K": 1e3, "M": 1e6}[text[-1]] * 10**decimals
+    value = count / {"K": 1e3, "M": 1e6, "B": 1e9}[text[-1]] * 10**decimals
     return printed in (round(value), math.floor(value))
 
 
@@ -265,6 +266,107 @@ def test_parameters_of_table_2(row):
     assert stated(count, row["params"]), count
 
 
+# ---------------------------------------------------------------------------------- Table 5
+
+[STATED_LANGUAGE] = HYPER["language model (table 5)"]
+LANGUAGE = table("table5_language_model")["rows"]
+OURS = {"DLR": "dlr", "Transformer": "attention"}
+
+
+def language_name(row, norm):
+    return f"table5/pg19/{OURS[row['model']]}-{row['experts']}-{norm}"
+
+
+def test_every_number_of_table_5_has_a_recipe():
+    stated = {
+        language_name(row, norm): {"train_loss": losses[0], "loss": losses[1]}
+        for row in LANGUAGE
+        for norm in ("pre", "post")
+        if (losses := row[f"{norm}_norm"]) is not None
+    }
+    assert {name: RECIPES[name].paper for name in TABLES["table5"]} == stated
+    assert not any("attention" in each and "post" in each for each in stated)  # diverged
+
+
+@pytest.mark.parametrize("name", TABLES["table5"])
+def test_table_5_has_the_papers_settings(name):
+    recipe = RECIPES[name]
+    config, model = recipe.config, recipe.config.model
+    ours = {
+        "L": config.make_task().input_length,
+        "layers": model.layers,
+        "H": model.d_model,
+        "N": model.d_state,
+        "dt_min": model.dt_min,
+        "dt_max": model.dt_max,
+        "lr": config.lr,
+        "dlr_lr": config.kernel_lr,
+        "batch": config.batch_size,
+        "steps": config.steps,
+        "wd": config.weight_decay,
+        "kernel": model.kernel_length,
+        "dropout": model.dropout,
+        "embedding": model.d_embedding,
+        "transformer_heads": f"{model.heads}x{model.d_head}",
+    }
+    stated = {key: value for key, value in STATED_LANGUAGE.items() if key in ours}
+    assert ours == stated
+    assert STATED_LANGUAGE.keys() - ours.keys() == {"task", "epochs", "tied"}
+    assert config.eval_every == config.steps // STATED_LANGUAGE["epochs"]
+    assert model.router == "top"
+    assert 60 < recipe.cost < 60 * 24 * 7
+
+
+@pytest.mark.parametrize("row", LANGUAGE, ids=lambda row: f"{row['model']}-{row['experts']}")
+def test_parameters_of_table_5(row):
+    count = parameters(RECIPES[language_name(row, "pre")].config)
+    assert stated(count, row["params"]), count
+
+
+# ---------------------------------------------------------------------------------- scales
+
+
+def test_full_is_the_papers_run():
+    assert all(scaled(recipe, "full") is recipe.config for recipe in RECIPES.values())
+
+
+def test_short_has_a_tenth_of_the_steps_and_nothing_else():
+    for recipe in RECIPES.values():
+        short, full = asdict(scaled(recipe, "short")), asdict(recipe.config)
+        assert short.pop("steps") == full.pop("steps") // 10
+        assert short.pop("warmup") == full.pop("warmup") // 10
+        assert short == full
+
+
+def test_an_unknown_scale():
+    with pytest.raises(ValueError, match="scale must be one of full, short, tiny, not 'small'"):
+        inspect.unwrap(scaled)(RECIPES["table1/shift/dlr-1"], "small")  # the shape checker is first
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_tiny_run_is_small_and_can_be_built(name):
+    full, tiny = RECIPES[name].config, scaled(RECIPES[name], "tiny")
+    task = tiny.make_task()
+    assert parameters(tiny) < 600_000
+    positions = tiny.steps * tiny.batch_size * task.input_length
+    assert positions <= 2**21
+    assert ("folder" in tiny.task.settings) == (not task.drawable)
+    assert full.lr <= tiny.lr <= 1e-3
+    assert (tiny.model.mixer, tiny.model.norm) == (full.model.mixer, full.model.norm)
+
+
+@pytest.mark.parametrize("name", ["table1/shift/dlr-1", "table2/65536/dlr", "table1/cumsum/dlr-6"])
+def test_tiny_keeps_what_a_model_remembers(name):
+    """|lambda|^L and N / L are the paper's."""
+    full, tiny = RECIPES[name].config, scaled(RECIPES[name], "tiny")
+
+    def shares(config):
+        length, options = config.task.settings["length"], config.model.mixer_options
+        return length * options["dt_min"], options["d_state"] / length
+
+    assert shares(tiny) == pytest.approx(shares(full))
+
+
 # ---------------------------------------------------------------------------------- the catalogue
 
 
@@ -282,9 +384,10 @@ def test_get_names_the_nearest():
         recipes.get("nothing")
 
 
-def test_accuracies_are_in_percent_and_r2_is_not():
-    assert as_in_paper("R2", 0.5) == 0.5
-    assert as_in_paper("macro_f1", 0.5) == 50.0
+def test_only_accuracies_and_f1_are_in_percent():
+    metrics = ("R2", "macro_f1", "loss", "perplexity")
+    assert [as_in_paper(metric, 0.5) for metric in metrics] == [0.5, 50.0, 0.5, 0.5]
+    assert short({"train_loss": 2.714, "loss": 2.876}) == "2.71 / 2.88"
 
 
 def test_importing_the_recipes_builds_none():

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from support import DEVICE, tiny_books
 
 from dlrnn.paper import recipes
 from dlrnn.paper.recipes import scale as scales
@@ -241,3 +242,29 @@ def test_seeds_in_different_states_are_told_apart():
     row = make_row(recipes.get(SHIFT), found)
     assert row.status == "seed 1: 300 of 40000 steps"
     assert (row.yours, row.seeds, row.spread) == ({"R2": 0.5}, 1, {})
+
+
+def test_a_language_model_is_reproduced(tmp_path, monkeypatch):
+    """`dlrnn reproduce table5 --scale tiny`, with a set of a language of 30 words in data/pg19."""
+    monkeypatch.chdir(tmp_path)
+    options = {"scale": "tiny", "out": "runs", "device": DEVICE.type}
+    options |= {"show": False, "writer": "none"}
+    [row] = reproduce("table5", only="dlr-16-pre", **options)
+    make = "`dlrnn data import pg19 PATH`"
+    assert row.status == f"broken: there is no data/pg19: make it with {make}"
+    (tmp_path / "data").mkdir()
+    tiny_books(tmp_path, length=128, words=2000).rename(tmp_path / "data" / "pg19")
+    tiny = scales.tiny
+
+    def shorter(config):
+        few = {"steps": 4, "eval_every": 2, "checkpoint_every": 4}
+        return replace(tiny(config), **few, model=replace(tiny(config).model, vocabulary=32))
+
+    assert tiny(recipes.RECIPES["table5/pg19/dlr-16-pre"].config).task.settings["held_out"] == 64
+    monkeypatch.setattr(scales, "tiny", shorter)
+    for only in ("dlr-16-post", "attention-1-pre"):
+        [row] = reproduce("table5", only=only, **options)
+        assert row.status == "done"
+        assert 0 < row.yours["loss"] < 2 * math.log(32)
+    text = (tmp_path / "runs" / "tiny" / "table5.md").read_text()
+    assert "| table5/pg19/dlr-16-post | train_loss / loss | 2.7 / 2.86 | " in text

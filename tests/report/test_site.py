@@ -21,10 +21,9 @@ from dlrnn.paper.store import add
 from dlrnn.report.markdown import markdown
 from dlrnn.report.plots import SHAPES, STYLES, Axis, Series, line_plot
 from dlrnn.report.site import LIMIT, write_site
-from dlrnn.report.templates import environment
+from dlrnn.report.templates import PAGES, environment
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ["index", *(f"table{k}" for k in range(1, 7)), "speed", "listops", "pathfinder", "explorer"]
 EVIL = "<script>alert(1)</script>\"'&|`<img src=x onerror=alert(1)>"
 
 
@@ -57,15 +56,6 @@ class Page(HTMLParser):
 
 def pages(folder):
     return {path.stem: Page(path.read_text()) for path in folder.glob("*.html")}
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made-up")
-    results = made_up.write(folder)
-    said = write_site(folder / "site", [read_results(results, "ours")], folder / "lengths.json")
-    assert said == []
-    return folder / "site"
 
 
 def test_every_page_is_whole(site):
