@@ -110,21 +110,21 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Of two records with the same key one is kept."""
+        """The identity of a record: a folder keeps one of each key."""
         return self.recipe, self.variant, self.seed, self.metric
 
     @property
     def run(self) -> tuple[str, str, int]:
-        """Of the run that it is from: the key without the metric."""
+        """The identity of its run: the key without the metric."""
         return self.recipe, self.variant, self.seed
 
     @property
     def stem(self) -> str:
-        """Of the run's files: letters, digits, `-` and `_`."""
+        """The name of the run's files without suffix: letters, digits, `-` and `_`."""
         return stem(self.recipe, self.variant, self.seed)
 
     def to_line(self) -> str:
-        """JSON."""
+        """The record as a line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -138,7 +138,7 @@ def stem(recipe: str, variant: str, seed: int) -> str:
 
 
 def parse_record(line: str) -> Record:
-    """A line of records.jsonl; one sentence if it is none."""
+    """Parse a line of records.jsonl, or say in a sentence why it is not a record."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -169,7 +169,7 @@ def parse_record(line: str) -> Record:
 
 
 def _check(record: Record) -> None:
-    """What its fields say."""
+    """Check the values of the fields."""
     if not re.fullmatch(r"table\d/[^/]+/[^/]+", record.recipe):
         raise ValueError(f"has a recipe {record.recipe!r:.60}, which is not table/task/model")
     if (letters := len(record.stem)) > LONGEST_STEM:
@@ -191,7 +191,7 @@ def _check(record: Record) -> None:
 
 
 def _is_printable(value: Any) -> bool:
-    """Without control characters but ends of lines and tabs, as a note may have them."""
+    """Whether texts have no control characters except newlines and tabs, which notes may have."""
     if isinstance(value, dict):
         return all(map(_is_printable, (*value, *value.values())))
     return not isinstance(value, str) or is_printable(re.sub(r"[\n\t]", " ", value))

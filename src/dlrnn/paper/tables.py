@@ -1,12 +1,24 @@
 """The six tables of the paper with their rows, columns and measured numbers."""
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from dlrnn.paper.comparison import OURS, Cell, Seeds, Table
 from dlrnn.paper.numbers import table as published
 from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4, table6
 from dlrnn.paper.records import Record
 from dlrnn.paper.results import Results
+
+TITLES = {
+    "table1": ("table1_atomic", "Atomic tasks"),
+    "table2": ("table2_shift_scale", "Shift at growing lengths"),
+    "table3": ("table3_higher_order", "ListOps-SubTrees and Pathfinder-Segmentation"),
+    "table4": ("table4_classification", "Classification"),
+    "table5": ("table5_language_model", "Language model"),
+    "table6": ("table6_param_tied", "Attention with DLR's parameters"),
+}
+"""The names of the tables in paper.json, and our titles."""
+PG19 = {"pg19": "PG-19"}
 
 
 def make_tables(results: Sequence[Results]) -> list[Table]:
@@ -41,7 +53,11 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             for seeds in by_metric.values():
                 seeds.records.sort(key=lambda record: record.seed)
     theirs_first = sorted(sources, key=lambda source: source.startswith(f"{OURS}, "))
-    return LAYOUTS[name](name, cells, theirs_first)
+    rows, columns = _layout(name, cells)
+    paper, title = TITLES[name]
+    rows_are: Literal["task", "model"] = "task" if name in ("table1", "table6") else "model"
+    caption = published(paper)["caption"]
+    return Table(name, title, caption, rows, columns, rows_are, cells, theirs_first)
 
 
 def _usual(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
@@ -76,64 +92,32 @@ def _column(owner: str, variant: str, *, ours: bool) -> str:
     return f"{owner}: {variant}" if variant else owner
 
 
-def _with_layers(name: str, columns: dict[str, table1.Column]) -> dict[str, str]:
-    """The titles of columns: `DLR, 6 layers, L 512`."""
-    shown = {}
-    for key, column in columns.items():
-        paper = published(name)["columns"][column.place]
-        layers = f"{paper['layers']} layer{'s' if paper['layers'] > 1 else ''}"
-        shown[key] = f"{paper['model']}, {layers}, L {paper['L']}"
-    return shown
+def _layout(name: str, cells: dict[str, Cell]) -> tuple[dict[str, str], dict[str, str]]:
+    """The titles of the rows and of the columns, by our names."""
+    tasks = {cell.task for cell in cells.values()}
+    if name in ("table1", "table6"):
+        shown = table1.COLUMNS if name == "table1" else table6.COLUMNS
+        rows = {key: title for key, title in table1.TASKS.items() if key in tasks}
+        papers = published(TITLES[name][0])["columns"]
+        return rows, {key: _model_title(papers[column.place]) for key, column in shown.items()}
+    if name == "table2":
+        lengths = sorted(int(task) for task in tasks if task.isdecimal())
+        models = {key: entry[0] for key, entry in table2.MODELS.items()}
+        return models, {str(length): f"L {length}" for length in lengths}
+    if name == "table5":
+        return {each.model: _language_title(each.model) for each in cells.values()}, PG19
+    module = table3 if name == "table3" else table4
+    return module.MODELS, {key: column.title for key, column in module.COLUMNS.items()}
 
 
-def _atomic(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    six = name == "table6"
-    paper = "table6_param_tied" if six else "table1_atomic"
-    columns = _with_layers(paper, table6.COLUMNS if six else table1.COLUMNS)
-    known = {cell.task for cell in cells.values()}
-    tasks = {key: title for key, title in table1.TASKS.items() if key in known}
-    title = "Attention with DLR's parameters" if six else "Atomic tasks"
-    return Table(name, title, published(paper)["caption"], tasks, columns, "task", cells, sources)
+def _model_title(column: dict[str, Any]) -> str:
+    """The title of a column: `DLR, 6 layers, L 512`."""
+    plural = "s" if column["layers"] > 1 else ""
+    return f"{column['model']}, {column['layers']} layer{plural}, L {column['L']}"
 
 
-def _shift(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    lengths = sorted({int(cell.task) for cell in cells.values() if cell.task.isdecimal()})
-    columns = {str(length): f"L {length}" for length in lengths}
-    models = {key: entry[0] for key, entry in table2.MODELS.items()}
-    caption = published("table2_shift_scale")["caption"]
-    return Table(name, "Shift, ever longer", caption, models, columns, "model", cells, sources)
-
-
-def _higher(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    columns = {key: column.title for key, column in table3.COLUMNS.items()}
-    caption = published("table3_higher_order")["caption"]
-    title = "ListOps-SubTrees and Pathfinder-Segmentation"
-    return Table(name, title, caption, table3.MODELS, columns, "model", cells, sources)
-
-
-def _classification(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    columns = {key: column.title for key, column in table4.COLUMNS.items()}
-    caption = published("table4_classification")["caption"]
-    return Table(name, "Classification", caption, table4.MODELS, columns, "model", cells, sources)
-
-
-def _language(name: str, cells: dict[str, Cell], sources: list[str]) -> Table:
-    kinds = {"dlr": "DLR", "attention": "Transformer"}
-    rows = {}
-    for cell in cells.values():
-        kind, experts, norm = [*cell.model.split("-"), "", ""][:3]
-        plural = "" if experts == "1" else "s"
-        rows[cell.model] = f"{kinds.get(kind, kind)}, {experts} expert{plural}, {norm}-norm"
-    caption = published("table5_language_model")["caption"]
-    columns = {"pg19": "PG-19"}
-    return Table(name, "Language model", caption, rows, columns, "model", cells, sources)
-
-
-LAYOUTS = {
-    "table1": _atomic,
-    "table2": _shift,
-    "table3": _higher,
-    "table4": _classification,
-    "table5": _language,
-    "table6": _atomic,
-}
+def _language_title(model: str) -> str:
+    """The title of a language model: `DLR, 16 experts, pre-norm`."""
+    kind, experts, norm = [*model.split("-"), "", ""][:3]
+    title = {"dlr": "DLR", "attention": "Transformer"}.get(kind, kind)
+    return f"{title}, {experts} expert{'' if experts == '1' else 's'}, {norm}-norm"

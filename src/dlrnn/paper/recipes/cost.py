@@ -12,16 +12,16 @@ STEP_MS = 0.25
 """Milliseconds of a step that do not depend on its size: encoder, decoder, AdamW."""
 
 ELEMENT_MS = 0.035e-6
-"""Of each input element, B L H, in a layer: convolution, activation, linear map, norm."""
+"""Milliseconds of each input element, B L H, in a layer: all but the kernel."""
 
 ATTENTION_ELEMENT_MS = 0.24e-6
-"""Of each input element in a layer with attention's four projections, in fp32."""
+"""Milliseconds of each input element in a layer with attention's four projections, in fp32."""
 
 KERNEL_MS = {"dlr": 0.125e-9, "dss": 0.43e-9, "s4d": 0.43e-9, "s4": 8e-9}
-"""Of each entry of the Vandermonde product, H N K; a lambda for each channel costs more."""
+"""Milliseconds of each entry of the Vandermonde product, H N K."""
 
 PAIR_MS = 0.73e-9
-"""Of each pair of positions that attention compares, times B H."""
+"""Milliseconds of each pair of positions that attention compares, times B H."""
 
 GLU = 1.7
 """The factor of a layer with GLU, whose linear map has twice the width. A guess."""
@@ -30,7 +30,7 @@ FEED_FORWARD = 5
 """The factor of two feed-forward layers of width 16 H."""
 
 LANGUAGE_ELEMENT_MS = 0.2e-6
-"""Of each element in a block of the language model, without its matrix products."""
+"""Milliseconds of each element in a block of the language model, without its matrix products."""
 
 LANGUAGE_OPERATIONS_MS = 4e11
 """Operations of the language model's matrix products in a millisecond, in bf16."""
