@@ -90,7 +90,7 @@ def test_valid_results_are_read(results):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder", "loop"])
-def test_a_file_that_is_none_is_one_sentence(name, kind, results, tmp_path):
+def test_a_special_file_is_one_problem(name, kind, results, tmp_path):
     path = results / name
     secret = tmp_path / "secret"
     secret.write_bytes(path.read_bytes() if path.is_file() else b"{}")
@@ -137,7 +137,7 @@ def test_a_linked_folder_is_not_read(name, results, tmp_path):
         (6, b'{"step": 1, "length": 1, "layers": [{"name": "\\u001b"}]}'),
     ],
 )
-def test_content_that_no_results_have_is_one_sentence(place, content, results):
+def test_hostile_content_is_one_problem(place, content, results):
     path = results / FILES[place]
     path.write_bytes(content)
     problem(results, str(path), "cannot be read")
@@ -148,7 +148,7 @@ CONTROL = ("\x1b[31m", "\x9b", "\u202e", "a\rb", "\ud800", "\x00")
 
 @pytest.mark.parametrize("mark", CONTROL)
 @pytest.mark.parametrize("name", ["variant", "metric", "note", "hardware", "command", "versions"])
-def test_control_characters_are_no_record(mark, name, results):
+def test_control_characters_in_a_record_are_one_problem(mark, name, results):
     value = {mark: "1"} if name == "versions" else f"a{mark}"
     append(results, {"seed": 2, name: value})
     assert f"'{name}' with control characters" in problem(results, "records.jsonl, line 3")
@@ -175,7 +175,7 @@ def append(folder, *changes):
 
 
 @pytest.mark.parametrize("name", ["variant", "recipe"])
-def test_names_that_no_file_can_have_are_one_sentence(name, results):
+def test_names_too_long_for_files_are_one_problem(name, results):
     long = f"table1/{'x' * 300}/y" if name == "recipe" else "x" * 300
     append(results, {name: long})
     assert "letters, and names of files have at most" in problem(results, "records.jsonl, line 3")
@@ -207,18 +207,18 @@ def test_names_that_no_file_can_have_are_one_sentence(name, results):
     ],
     ids=lambda change: str(change)[:30],
 )
-def test_values_that_no_record_has_are_one_sentence(change, results):
+def test_hostile_values_in_a_record_are_one_problem(change, results):
     append(results, change)
     problem(results, "records.jsonl, line 3")
 
 
-def test_deep_records_are_one_sentence(results):
+def test_a_deeply_nested_record_is_one_problem(results):
     with open(results / "records.jsonl", "a") as file:
         file.write("[" * 200_000 + "\n")
     assert "is not JSON" in problem(results, "records.jsonl, line 3")
 
 
-def test_many_records_of_one_cell_take_no_longer_than_they_must(results):
+def test_many_records_of_one_cell_take_bounded_time(results):
     append(results, *({"seed": seed} for seed in range(2, 10_000)))
     with deadline(10), bounded_memory():
         found = read_results(results, "ours")
@@ -249,7 +249,7 @@ def png(width, height, rows=b""):
     return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-def test_a_picture_of_more_pixels_than_can_be_shown_is_one_sentence(results):
+def test_a_picture_with_too_many_pixels_is_one_problem(results):
     """650 MB decoded."""
     (results / FILES[5]).write_bytes(png(13_000, 13_056, rows=b"\0"))
     assert "13000 x 13056 pixels" in problem(results, FILES[5])
@@ -263,7 +263,7 @@ def test_a_picture_of_more_pixels_than_can_be_shown_is_one_sentence(results):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
-def test_records_are_not_added_to_what_is_no_file(kind, results, tmp_path):
+def test_records_are_not_added_to_a_special_file(kind, results, tmp_path):
     (tmp_path / "outside").mkdir()
     path = results / "records.jsonl"
     shutil.copy(path, tmp_path / "outside" / "records.jsonl")
@@ -288,7 +288,7 @@ def test_a_pipe_in_place_of_a_curve_is_replaced(results):
     assert path.read_text().startswith("step,")
 
 
-def test_what_could_not_be_read_again_is_not_added(results):
+def test_a_record_that_could_not_be_read_again_is_not_added(results):
     for change in ({"note": "\x1b[31m"}, {"variant": "x" * 300}):
         made = replace(RECORD, seed=7, **change)
         [said] = add([collected(made)], results)

@@ -10,7 +10,7 @@ from support import run_python
 
 from dlrnn.paper import recipes
 from dlrnn.paper.numbers import as_in_paper, published, short, table
-from dlrnn.paper.recipes import RECIPES, TABLES, scaled, table1, table2, table3, table4
+from dlrnn.paper.recipes import RECIPES, TABLES, scaled, table1, table2, table3, table4, table6
 from dlrnn.train import make_model
 
 HYPER = published()["hyperparameters"]
@@ -20,64 +20,59 @@ LONGER = "table1/mips/attention-1-longer"
 NAMES = {column.title: task for task, column in table4.COLUMNS.items()}
 
 
-def values(name):
-    return {each: RECIPES[each].paper for each in TABLES[name]}
+[STATED_LANGUAGE] = HYPER["language model (table 5)"]
+LANGUAGE = table("table5_language_model")["rows"]
 
 
-# ---------------------------------------------------------------------------------- the numbers
+def language_name(row, norm):
+    mixer = {"DLR": "dlr", "Transformer": "attention"}[row["model"]]
+    return f"table5/pg19/{mixer}-{row['experts']}-{norm}"
 
 
-@pytest.mark.parametrize(
-    ("name", "paper", "columns"),
-    [
-        ("table1", "table1_atomic", ("dlr-1", "dss-1", "attention-1", "dlr-6", "dlr-6-512")),
-        ("table6", "table6_param_tied", ("attention-ff-1",)),
-    ],
-)
-def test_every_number_of_tables_1_and_6_has_a_recipe(name, paper, columns):
-    columns += ("attention-2-512",) if name == "table1" else ("attention-ff-2-512",)
-    ours = {title: own for own, title in table1.TASKS.items()}
-    published = {
-        f"{name}/{ours[task]}/{column}": {"R2": float(value)}
-        for column, of_paper in zip(columns, table(paper)["columns"], strict=True)
-        for task, value in of_paper["R2"].items()
-    }
-    if name == "table1":
-        published |= {WORKS: {"R2": 0.97}, LONGER: {"R2": 0.9}}
-    assert values(name) == published
+def published_r2():
+    """The paper's R2 by the name of the recipe: Tables 1, 2 and 6."""
+    found = {WORKS: {"R2": 0.97}, LONGER: {"R2": 0.9}}
+    tasks = {title: name for name, title in table1.TASKS.items()}
+    for key, module in (("table1_atomic", table1), ("table6_param_tied", table6)):
+        for column, values in zip(module.COLUMNS, table(key)["columns"], strict=True):
+            for task, value in values["R2"].items():
+                found[f"{key[:6]}/{tasks[task]}/{column}"] = {"R2": float(value)}
+    models = {title: name for name, (title, *_) in table2.MODELS.items()}
+    for row in table("table2_shift_scale")["rows"]:
+        for length, value in row["R2"].items():
+            found[f"table2/{length}/{models[row['model']]}"] = {"R2": float(value)}
+    return found
 
 
-def test_every_number_of_table_2_has_a_recipe():
-    ours = {title: name for name, (title, *_) in table2.MODELS.items()}
-    published = {
-        f"table2/{length}/{ours[row['model']]}": {"R2": float(value)}
-        for row in table("table2_shift_scale")["rows"]
-        for length, value in row["R2"].items()
-    }
-    assert values("table2") == published
-
-
-def test_every_number_of_table_3_has_a_recipe():
-    ours = {title: name for name, title in table3.MODELS.items()}
-    published = {}
+def published_metrics():
+    """The paper's other metrics by the name of the recipe: Tables 3, 4 and 5."""
+    found = {}
+    models = {title: name for name, title in table3.MODELS.items()}
     for row in table("table3_higher_order")["rows"]:
         for task in table("table3_higher_order")["columns"]:
+            if (values := row[task]) is not None:
+                scores = {key: values[key] for key in values if key != "relative_time"}
+                found[f"table3/{task.lower()}/{models[row['model']]}"] = scores
+    models = {title: name for name, title in table4.MODELS.items()}
+    for row in table("table4_classification")["rows"]:
+        for task in row.keys() - {"model"}:
             if row[task] is not None:
-                scores = {key: row[task][key] for key in row[task] if key != "relative_time"}
-                published[f"table3/{task.lower()}/{ours[row['model']]}"] = scores
-    assert values("table3") == published
+                found[f"table4/{NAMES[task]}/{models[row['model']]}"] = {"accuracy": row[task]}
+    for row in LANGUAGE:
+        for norm in ("pre", "post"):
+            if (losses := row[f"{norm}_norm"]) is not None:
+                losses = dict(zip(("train_loss", "loss"), losses, strict=True))
+                found[language_name(row, norm)] = losses
+    return found
 
 
-def test_every_number_of_table_4_has_a_recipe():
-    ours = {title: name for name, title in table4.MODELS.items()}
-    published = {
-        f"table4/{NAMES[task]}/{ours[row['model']]}": {"accuracy": row[task]}
-        for row in table("table4_classification")["rows"]
-        for task in row.keys() - {"model"}
-        if row[task] is not None
-    }
-    assert values("table4") == published
-    assert "table4/path-x/attention" not in published  # the Transformer failed
+@pytest.mark.parametrize("name", TABLES)
+def test_every_number_of_the_paper_has_a_recipe(name):
+    every = published_r2() | published_metrics()
+    numbers = {key: each for key, each in every.items() if key.startswith(name)}
+    assert {each: RECIPES[each].paper for each in TABLES[name]} == numbers
+    assert "table4/path-x/attention" not in numbers, "the Transformer failed"
+    assert not any("pg19/attention" in each and "post" in each for each in numbers), "it diverged"
 
 
 # ---------------------------------------------------------------------------------- settings
@@ -125,7 +120,7 @@ def test_table_1_has_the_papers_settings(task, column):
     assert (config.model.norm, config.schedule, config.weight_decay) == ("post", "constant", 0)
 
 
-@pytest.mark.parametrize("name", values("table6"))
+@pytest.mark.parametrize("name", TABLES["table6"])
 def test_table_6_is_trained_as_attention_is(name):
     config = RECIPES[name].config
     twin = "attention-1" if config.task.settings["length"] == 4096 else "attention-2-512"
@@ -150,7 +145,7 @@ def test_mips_has_the_tables_steps_and_four_times_as_many():
     assert LONGER in stated.note
 
 
-@pytest.mark.parametrize("name", values("table2"))
+@pytest.mark.parametrize("name", TABLES["table2"])
 def test_table_2_has_the_papers_settings(name):
     config = RECIPES[name].config
     _, length, model = name.split("/")
@@ -185,7 +180,7 @@ def test_table_3_has_the_papers_settings(row):
     warmups = {"listops-subtrees": 5000, "pathfinder-segmentation-128": 3000}
     warmups |= {"pathfinder-segmentation-256": 1000, "pathfinder-segmentation-512": 200}
     listops = task == "listops-subtrees"
-    for name in values("table3"):
+    for name in TABLES["table3"]:
         if f"/{task}/" in name:
             config = RECIPES[name].config
             assert config.warmup == warmups[task]
@@ -245,47 +240,30 @@ def test_every_model_can_be_built_and_has_a_cost(name):
     assert all(metric in known for metric in recipe.paper)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "column"),
-    [
-        *(("table1", place, column) for place, column in enumerate(table1.COLUMNS)),
-        *(("table6", place, f"attention-ff-{end}") for place, end in enumerate(("1", "2-512"))),
-    ],
-)
-def test_parameters_of_tables_1_and_6(name, place, column):
-    key = {"table1": "table1_atomic", "table6": "table6_param_tied"}[name]
-    task = "cumsum" if name == "table1" else "solve"  # attention's are those with one output
-    count = parameters(RECIPES[f"{name}/{task}/{column}"].config)
-    assert stated(count, table(key)["columns"][place]["params"]), count
+COUNTS = [
+    (f"{key[:6]}/{task}/{column}", paper["params"])
+    for key, module, task in (  # attention's counts are those of tasks with one output
+        ("table1_atomic", table1, "cumsum"),
+        ("table6_param_tied", table6, "solve"),
+    )
+    for column, paper in zip(module.COLUMNS, table(key)["columns"], strict=True)
+]
+COUNTS += [
+    (f"table2/{256 if name == 'dlr-r' else 262144}/{name}", row["params"])
+    for row in table("table2_shift_scale")["rows"]
+    for name, (title, *_) in table2.MODELS.items()
+    if title == row["model"]
+]
+COUNTS += [(language_name(row, "pre"), row["params"]) for row in LANGUAGE]
 
 
-@pytest.mark.parametrize("row", table("table2_shift_scale")["rows"], ids=lambda r: r["model"])
-def test_parameters_of_table_2(row):
-    [name] = [name for name, (title, *_) in table2.MODELS.items() if title == row["model"]]
-    count = parameters(RECIPES[f"table2/{256 if name == 'dlr-r' else 262144}/{name}"].config)
-    assert stated(count, row["params"]), count
+@pytest.mark.parametrize(("name", "text"), COUNTS)
+def test_parameter_counts(name, text):
+    count = parameters(RECIPES[name].config)
+    assert stated(count, text), count
 
 
 # ---------------------------------------------------------------------------------- Table 5
-
-[STATED_LANGUAGE] = HYPER["language model (table 5)"]
-LANGUAGE = table("table5_language_model")["rows"]
-OURS = {"DLR": "dlr", "Transformer": "attention"}
-
-
-def language_name(row, norm):
-    return f"table5/pg19/{OURS[row['model']]}-{row['experts']}-{norm}"
-
-
-def test_every_number_of_table_5_has_a_recipe():
-    stated = {
-        language_name(row, norm): {"train_loss": losses[0], "loss": losses[1]}
-        for row in LANGUAGE
-        for norm in ("pre", "post")
-        if (losses := row[f"{norm}_norm"]) is not None
-    }
-    assert {name: RECIPES[name].paper for name in TABLES["table5"]} == stated
-    assert not any("attention" in each and "post" in each for each in stated)  # diverged
 
 
 @pytest.mark.parametrize("name", TABLES["table5"])
@@ -315,12 +293,6 @@ def test_table_5_has_the_papers_settings(name):
     assert config.eval_every == config.steps // STATED_LANGUAGE["epochs"]
     assert model.router == "top"
     assert 60 < recipe.cost < 60 * 24 * 7
-
-
-@pytest.mark.parametrize("row", LANGUAGE, ids=lambda row: f"{row['model']}-{row['experts']}")
-def test_parameters_of_table_5(row):
-    count = parameters(RECIPES[language_name(row, "pre")].config)
-    assert stated(count, row["params"]), count
 
 
 # ---------------------------------------------------------------------------------- scales

@@ -66,7 +66,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     assert len(calls) == 2
 
 
-def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
+def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
     folder = RunFolder(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
     with open(folder.path / "records.jsonl", "a") as file:
@@ -82,7 +82,7 @@ def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
     assert measured(folder, folder.config)[1] == {"R2": 0.75, "loss": 1.0}, "before the first loss"
 
 
-def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):
+def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
     calls, [row] = trained(monkeypatch), run(tmp_path, "shift/dlr-1")
     folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
     (folder / "result.json").unlink()
@@ -143,7 +143,7 @@ def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps
     assert sorted(path.parent.iterdir()) == before
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkeypatch):
+def test_a_stopped_run_of_other_settings_is_not_resumed(tmp_path, few_steps, monkeypatch):
     """One that was stopped, here; the others are complete."""
     run(tmp_path, "shift/dlr-1")
     folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
@@ -158,7 +158,7 @@ def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkey
     assert calls == []
 
 
-def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatch):
+def test_options_reach_the_training(tmp_path, few_steps, monkeypatch):
     given = []
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
     monkeypatch.setattr(MODULE, "evaluate_best", lambda *_: None)
@@ -192,7 +192,7 @@ def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
     ("name", "content"),
     [("result.json", "5"), ("result.json", "{}"), ("records.jsonl", "5\n"), ("test.json", "[]")],
 )
-def test_a_folder_that_no_run_wrote_is_a_status(name, content, tmp_path, few_steps):
+def test_a_damaged_run_directory_becomes_a_status(name, content, tmp_path, few_steps):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
     recipe = recipes.get("table3/listops-subtrees/dlr")
     path = run_path(recipe, tmp_path, "tiny", 0)
@@ -200,7 +200,7 @@ def test_a_folder_that_no_run_wrote_is_a_status(name, content, tmp_path, few_ste
     assert str(path) in status_of(recipe, tmp_path, "tiny")
 
 
-def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monkeypatch):
+def test_a_missing_data_set_is_named_before_a_directory_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"out": tmp_path, "show": False}
     [row] = reproduce("table3", only="pathfinder-segmentation-256/dss", **options)
@@ -211,7 +211,7 @@ def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monk
     assert not run_path(recipes.get(row.recipe), tmp_path, "full", 0).exists()
 
 
-def test_what_can_be_asked_for():
+def test_recipes_of_a_table_can_be_selected():
     names = select("table1", "shift")
     assert names[0] == SHIFT
     assert len(names) == 6
@@ -237,7 +237,7 @@ def test_the_listing_has_a_line_for_each_recipe(tmp_path):
     }
 
 
-def test_seeds_in_different_states_are_told_apart():
+def test_the_status_names_each_seed():
     found = {0: Outcome("done", {"R2": 0.5}), 1: Outcome("300 of 40000 steps")}
     row = make_row(recipes.get(SHIFT), found)
     assert row.status == "seed 1: 300 of 40000 steps"

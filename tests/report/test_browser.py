@@ -57,7 +57,7 @@ def test_the_accessibility_checks_can_fail(visit, tmp_path):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_phone_need_not_scroll_sideways(name, visit):
+def test_pages_fit_on_a_phone(name, visit):
     page = visit(name, viewport=PHONE)
     for _ in range(2):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
@@ -72,7 +72,7 @@ def test_a_phone_need_not_scroll_sideways(name, visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", [*(f"table{k}" for k in range(1, 7)), "speed"])
-def test_a_phone_shows_every_number(name, scheme, visit):
+def test_tables_fit_on_a_phone(name, scheme, visit):
     """Nothing of a table lies beyond the edge, not even inside its own box; labels say which."""
     page = visit(name, viewport=PHONE, scheme=scheme)
     page.evaluate(OPEN_DETAILS)
@@ -101,7 +101,7 @@ def test_a_phone_shows_every_number(name, scheme, visit):
     assert page.evaluate(CHECKS)["wrong"] == []
 
 
-def test_a_table_that_scrolls_says_so(visit):
+def test_a_table_that_scrolls_has_a_hint(visit):
     for width, more in ((700, 1), (1200, 0)):
         page = visit("table1", viewport={"width": width, "height": 700})
         page.evaluate(TWO_FRAMES)  # an observer of sizes has been called
@@ -115,7 +115,7 @@ def test_a_table_that_scrolls_says_so(visit):
         assert 0 <= first["x"] < 60, "the first column stays"
 
 
-def test_the_ceiling_explains_itself(visit):
+def test_the_ceiling_is_explained(visit):
     for name in ("index", "speed"):
         note = visit(name).locator("figure", has_text="Time of a layer").locator(".note")
         for words in ("not measured", "an H200", "Bytes: five passes", "FLOP: 12 H N L"):
@@ -154,7 +154,7 @@ def test_every_cell_opens(name, visit):
     assert all(opened)
 
 
-def test_a_cell_with_the_keyboard_alone(visit):
+def test_a_cell_opens_with_the_keyboard(visit):
     page = visit("table1")
     link = page.locator("td a").first
     link.focus()
@@ -217,7 +217,7 @@ def test_tables_sort(visit):
     assert known == sorted(known)
 
 
-def test_plots_say_their_values(visit):
+def test_plots_show_values_of_points(visit):
     page = visit("table2")
     plot = page.locator(".plot").first
     point = plot.locator("[data-t]").nth(2)
@@ -234,7 +234,7 @@ def test_plots_say_their_values(visit):
     assert last in tip.inner_text()
 
 
-def test_curves_say_their_values(visit):
+def test_curves_show_values_of_many_points(visit):
     """Lines of many points hold values; the points come when they are asked for."""
     page = visit("table1#cell-table1-shift-dlr-1")
     plot = page.locator("dialog[open] .plot").first
@@ -285,7 +285,7 @@ def test_the_explorer(visit):
     assert "|λ|" in page.locator("#explorer .tip").first.inner_text()
 
 
-def test_one_snapshot_needs_no_slider(visit, tmp_path):
+def test_a_single_snapshot_has_no_slider(visit, tmp_path):
     only = made_up.snapshots()[-1:]
     runs = [
         made_up.run("table1/shift/dlr-1", snapshots=only),

@@ -108,7 +108,7 @@ def test_wrong_results_write_nothing(name, tmp_path, capsys):
         assert main([*good, str(tmp_path / name), *out]) == 0, "something is shown"
 
 
-def test_default_results_that_are_broken(tmp_path, capsys, monkeypatch):
+def test_damaged_default_results_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "records.jsonl").write_text("{\n")
@@ -122,7 +122,7 @@ def test_default_results_that_are_broken(tmp_path, capsys, monkeypatch):
     assert "there is no file nowhere.json" in capsys.readouterr().err
 
 
-def test_runs_of_which_none_can_be_read(tmp_path, capsys, monkeypatch):
+def test_runs_that_cannot_be_read_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
@@ -132,7 +132,7 @@ def test_runs_of_which_none_can_be_read(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_broken_things_are_a_sentence_each(tmp_path, capsys):
+def test_each_problem_is_one_sentence(tmp_path, capsys):
     results, good = tmp_path / "results", made_up.record()
     add([made_up.run("table1/shift/dlr-1"), made_up.run("table1/shift/dss-1")], results)
     lines = (results / "records.jsonl").read_text()
@@ -169,7 +169,7 @@ def test_broken_things_are_a_sentence_each(tmp_path, capsys):
     assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
 
 
-def test_lengths_are_not_missed_where_they_are(tmp_path, capsys, monkeypatch):
+def test_lengths_are_found_in_docs(tmp_path, capsys, monkeypatch):
     made_up.write(tmp_path)
     (tmp_path / "docs" / "measured").mkdir(parents=True)
     (tmp_path / "lengths.json").rename(tmp_path / "docs" / "measured" / "lengths.json")
@@ -183,7 +183,7 @@ def test_lengths_are_not_missed_where_they_are(tmp_path, capsys, monkeypatch):
     assert "Time against length is not shown: none.json holds none;" in page
 
 
-def test_folders_of_one_name(tmp_path, capsys):
+def test_folders_with_equal_names_are_told_apart(tmp_path, capsys):
     folders = [tmp_path / name for name in ("mine", "a/results", "b/results", "x/b/results")]
     for seed, folder in enumerate(folders):
         add([made_up.run("table1/shift/dlr-1", seed=seed)], folder)

@@ -52,7 +52,7 @@ def test_long_kernels_keep_their_peaks():
     ("name", "value"),
     [("eigenvalues", "AAAA"), ("response", "A"), ("response", 3), ("eigenvalues", "<i>x")],
 )
-def test_what_is_not_packed_right(name, value):
+def test_wrongly_packed_snapshots_are_left_out(name, value):
     good = check_snapshot(made_up.snapshots()[0])
     bad = json.loads(json.dumps(good)) | {"step": 7}
     bad["layers"][0][name] = value
@@ -68,7 +68,7 @@ def runs(cells, seeds, *, size=100, steps=16):
     ]
 
 
-def test_what_fits():
+def test_as_many_runs_as_fit_are_kept():
     many = runs(4, 2)
     whole = sum(run.size(16) for run in many)
     assert fitted(many, whole) == (many, 16)

@@ -90,7 +90,7 @@ def test_plots_have_names_and_values(site):
     assert 'data-t="length 16384, R² ' in text
 
 
-def test_a_cell_holds_all_that_is_behind_it(site):
+def test_dialogs_show_where_numbers_come_from(site):
     page = Page((site / "table1.html").read_text())
     assert len(page.all("dialog")) == 68
     assert "dlrnn train table1/shift/dlr-1 --seed 0" in page.text
@@ -99,7 +99,7 @@ def test_a_cell_holds_all_that_is_behind_it(site):
     assert "Finding: Made up: the rate of the paper" in page.text
 
 
-def test_nothing_of_the_paper_is_in_our_column(tmp_path):
+def test_our_column_never_has_a_number_of_the_paper(tmp_path):
     write_site(tmp_path, [Results("ours")], tmp_path / "none")
     for k in range(1, 7):
         text = (tmp_path / f"table{k}.html").read_text()
@@ -116,7 +116,7 @@ def test_nothing_of_the_paper_is_in_our_column(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_damaged_files_stop_nothing(seed, tmp_path):
+def test_damaged_files_do_not_stop_the_site(seed, tmp_path):
     """Any byte of any file may be another."""
     draw = random.Random(seed)
     results = made_up.write(tmp_path)
@@ -132,7 +132,7 @@ def test_damaged_files_stop_nothing(seed, tmp_path):
     assert sorted(pages(tmp_path / "site")) == sorted(PAGES)
 
 
-def test_what_records_hold_is_text(tmp_path):
+def test_texts_of_records_are_escaped(tmp_path):
     evil = replace(
         made_up.run("table1/shift/dlr-1"),
         records=[
@@ -261,7 +261,7 @@ def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
     assert sorted(known) == sorted(f"s{k}" for k in range(STYLES) for _ in ("light", "dark"))
 
 
-def test_what_is_behind_every_seed(tmp_path):
+def test_facts_that_seeds_share_are_said_once(tmp_path):
     changed = [
         {"note": "warm", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.1"}},
         {"note": "cold", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.2"}},

@@ -13,53 +13,60 @@ from dlrnn.paper.store import add
 from dlrnn.paper.tables import make_tables
 from dlrnn.report.pages import listops, runs_with
 from dlrnn.report.site import write_site
+from made_up import SHIFT, train
 
-SHIFT = "table1/shift/dlr-1"
 TINY = {"scale": "tiny", "steps_asked": 1000}
 STOPPED = "early after 20000 of 40000 steps: R2 within 0.01 of 1 for the last half of them"
 
 
-def test_own_mixers_beside_ours(tmp_path, capsys, monkeypatch):
-    """The README's way: train with an own layer, then `report --runs`."""
+def test_a_mixer_of_the_user_becomes_a_column(tmp_path, capsys, monkeypatch):
+    """As in the README: train with a layer of one's own, then `report --runs`."""
     (tmp_path / "somebodys_package.py").write_text(
         "import torch\n\n\n"
-        "class MyLayer(torch.nn.Module):\n"
+        "class MyLayer(torch.nn.Linear):\n"
         "    def __init__(self, d_model):\n"
-        "        super().__init__()\n"
-        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
-        "    def forward(self, x):\n"
-        "        return self.mix(x)\n"
+        "        super().__init__(d_model, d_model)\n"
     )
     monkeypatch.chdir(tmp_path)
-    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
-    own = ["--model.mixer", "somebodys_package.MyLayer", "--writer", "none", "--device", "cpu"]
     for task in ("shift", "cumsum"):
-        assert main(["train", f"table1/{task}/dlr-1", *small, "--out", f"my/{task}", *own]) == 0
+        mixer = ["--model.mixer", "somebodys_package.MyLayer"]
+        train(f"my/{task}", *mixer, recipe=f"table1/{task}/dlr-1", steps=2)
     (tmp_path / "my" / "broken").mkdir()
     (tmp_path / "my" / "broken" / "config.json").write_text("{")
-    add([made_up.run("table1/shift/dlr-1")], "results")
+    add([made_up.run(SHIFT)], "results")
     assert main(["report", "--runs", "my", "--out", "site"]) == 0
     assert "config.json is not JSON" in capsys.readouterr().err
     page = (tmp_path / "site" / "table1.html").read_text()
     column = "yours: somebodys_package.MyLayer, tiny"
     assert page.count(f'<button type="button">{column}') == 2, "in the grid and in the list"
-    table = make_tables([read_results("results", "ours")])[0]
-    assert table.sources == []
+    assert make_tables([read_results("results", "ours")])[0].sources == []
     assert main(["report", "--runs", "nowhere"]) == 2
     assert "there is no run in nowhere" in capsys.readouterr().err
 
 
-def test_two_runs_of_one_recipe_and_seed(tmp_path, capsys, monkeypatch):
+def test_two_runs_of_one_recipe_and_seed_have_two_columns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
     for out, rate in (("A/run", "0.001"), ("B/run", "0.1")):
-        how = ["--lr", rate, "--out", out, "--writer", "none", "--device", "cpu"]
-        assert main(["train", SHIFT, *small, *how]) == 0
+        train(out, "--lr", rate, steps=2)
     assert main(["report", "--runs", "A", "B", "A/run", str(tmp_path / "A"), "--out", "site"]) == 0
     page = (tmp_path / "site" / "table1.html").read_text()
     for column in ("yours, A: tiny", "yours, B: tiny"):
         assert f'<button type="button">{column}' in page
         assert f'data-n="{column}, seed 0"' in page, "a curve each"
+
+
+def test_a_run_is_read_without_its_mixer(tmp_path, capsys):
+    """Numbers of a run directory from another machine need no source."""
+    path = train(tmp_path / "run", steps=2) / "config.json"
+    config = json.loads(path.read_text())
+    config["model"] |= {"mixer": "gone_package.MyLayer", "mixer_options": {"width": 3}}
+    path.write_text(json.dumps(config))
+    site = ["--out", str(tmp_path / "site")]
+    assert main(["report", "--runs", str(tmp_path / "run"), *site]) == 0
+    assert "yours: gone_package.MyLayer, tiny" in (tmp_path / "site" / "table1.html").read_text()
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert "if you trust it, say --trust" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -101,7 +108,7 @@ def grid(page):
     return heads, rows
 
 
-def test_own_runs_are_columns(site, visit):
+def test_user_runs_are_columns_of_the_grid(site, visit):
     page = visit("table1")
     heads, rows = grid(page)
     shown = [head.partition(" beside ")[0] for head in heads]
@@ -135,7 +142,7 @@ def test_own_runs_are_columns(site, visit):
     assert listed[3:] == ["paper", "ours", "difference", "steps", "seeds", *COLUMNS]
 
 
-def test_own_runs_where_models_are_rows(site, visit):
+def test_user_runs_where_models_are_rows(site, visit):
     heads, rows = grid(visit("table3"))
     assert heads[1] == "ListOps-SubTrees"
     assert heads[2].startswith("yours: my.Layer")
@@ -144,7 +151,7 @@ def test_own_runs_where_models_are_rows(site, visit):
     assert rows["DLR"][1][2].startswith("60.0 ▼ −25.7")
 
 
-def test_the_shift_plot_says_what_was_cut(tmp_path):
+def test_the_shift_plot_notes_fewer_steps(tmp_path):
     record = made_up.record("table2/16384/dlr", steps=900)
     write_site(tmp_path, [Results("ours", [record])], Path("none"))
     said = "With fewer steps than the paper: DLR at 16384 (900 of 86000 steps)."
@@ -152,7 +159,7 @@ def test_the_shift_plot_says_what_was_cut(tmp_path):
         assert said in (tmp_path / f"{name}.html").read_text()
 
 
-def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
+def test_user_runs_in_a_dialog_and_on_the_overview(site, visit):
     page = visit("table1#cell-table1-shift-dlr-1")
     values = page.locator("dialog[open] table.values tbody tr").all_inner_texts()
     assert [" ".join(each.split()) for each in values] == [
@@ -171,25 +178,7 @@ def test_own_runs_in_a_cell_and_on_the_overview(site, visit):
     ]
 
 
-def test_a_run_is_read_where_its_mixer_is_not(tmp_path, capsys):
-    """A folder from another machine: numbers need no source."""
-    small = ["--scale", "tiny", "--steps", "2", "--batch_size", "2", "--eval_batches", "1"]
-    where = ["--writer", "none", "--device", "cpu", "--out", str(tmp_path / "run")]
-    assert main(["train", SHIFT, *small, *where]) == 0
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    config["model"] |= {"mixer": "gone_package.MyLayer", "mixer_options": {"width": 3}}
-    path.write_text(json.dumps(config))
-    site = ["--out", str(tmp_path / "site")]
-    assert main(["report", "--runs", str(tmp_path / "run"), *site]) == 0
-    assert "yours: gone_package.MyLayer, tiny" in (tmp_path / "site" / "table1.html").read_text()
-    capsys.readouterr()
-    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    said = "if you trust it, say --trust"
-    assert said in capsys.readouterr().err
-
-
-def test_another_layer_is_not_called_by_the_recipe_s_name_alone():
+def test_titles_of_runs_have_their_variant():
     records = [made_up.record(variant=variant) for variant in ("", "my.Layer, tiny")]
     found = Results("yours", records, breakdowns={record.stem: {} for record in records})
     tables = make_tables([Results("ours"), found])
@@ -200,7 +189,7 @@ def test_another_layer_is_not_called_by_the_recipe_s_name_alone():
     ]
 
 
-def test_bars_stand_by_their_operators_whatever_their_order():
+def test_bars_of_an_operator_are_in_one_group():
     """A run that lacks one has no bar there."""
     whole = made_up.breakdown(0.01)
     other = {**whole, "by operator": list(reversed(whole["by operator"]))[:-1]}
