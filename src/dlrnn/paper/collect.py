@@ -78,7 +78,7 @@ def collect(
     if result is not None and lines[-1]["step"] < result["steps"]:
         told = f"ends at step {lines[-1]['step']}, and the run has {result['steps']}"
         raise ValueError(f"{folder.path / RECORDS} is damaged: it {told}")
-    split, metrics = _scores(folder, config, lines, unfinished=unfinished)
+    split, metrics = _metrics(folder, config, lines, unfinished=unfinished)
     files = _OtherFiles(folder.path)
     environment, known = files.read(ENVIRONMENT, _environment) or ({}, None)
     per_step, wall = files.read(TIMING, partial(_seconds, result=result)) or (None, None)
@@ -117,9 +117,7 @@ def collect(
         expected = " / ".join(nearest.recipe.paper)
         raise ValueError(f"{path} has no {expected}, which the paper reports for {name}")
     step, breakdown = files.read(EVAL, _evaluation) or (None, None)
-    current = step is not None and step == best_step(
-        folder
-    )  # else an older checkpoint was evaluated
+    current = step is not None and step == best_step(folder)  # not an older checkpoint
     snapshots, broken = files.read(SNAPSHOTS, _snapshots) or (None, [])
     layers = folder.path / SNAPSHOTS
     files.problems.extend(f"{layers}, line {number}, is not a snapshot" for number in broken)
@@ -188,9 +186,10 @@ def _evaluation(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | 
     return int(found["step"]), check_breakdown(broken_down) if broken_down else None
 
 
-def _scores(
+def _metrics(
     folder: RunFolder, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
 ) -> tuple[str, dict[str, float]]:
+    """The split and the metrics of a run; of an unfinished one, the best validation."""
     split, found = measured(folder, config)
     last = {each["split"]: each for each in lines}
     if not found and unfinished:

@@ -58,11 +58,10 @@ def environment() -> Environment:
         "PAGES": PAGES,
         "SIGNS": SIGNS,
         "WORDS": WORDS,
-        "signed": signed,
     }
-    for function in (count_text, our_number, paper_number, no_verdict_text, seeds_text, state_text):
+    functions = (count_text, no_verdict_text, our_number, paper_number, seeds_text)
+    for function in (*functions, state_text, steps_text, signed):
         made.globals[function.__name__] = function
-    made.globals["steps_text"] = steps_text
     made.filters["printable"] = printable
     return made
 
