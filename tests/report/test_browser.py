@@ -1,5 +1,6 @@
 """The pages in a real browser, headless Chromium: what a visitor does, and what must not happen."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dlrnn.report.templates import PAGES
 
 ROOT = Path(__file__).parent
 CHECKS = (ROOT / "checks.js").read_text()
+LOADED = "performance.getEntriesByType('navigation')[0].loadEventEnd"
 PHONE = {"width": 360, "height": 740}
 OPEN_DETAILS = "for (const one of document.querySelectorAll('details')) one.open = true"
 TWO_FRAMES = "new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))"
@@ -320,3 +322,30 @@ def test_hostile_records_stay_text(visit, tmp_path):
         page.wait_for_timeout(100)
         assert page.locator("img").count() == 0
     assert "onerror" in page.locator("#layer option").first.inner_text()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_within_two_seconds(name, visit, full_site):
+    took = []
+    for _ in range(2):
+        start = time.perf_counter()
+        page = visit(name, at=full_site)
+        loaded = page.evaluate(LOADED) / 1000
+        took.append(max(loaded, time.perf_counter() - start))
+    assert min(took) < 2
+    if name == "explorer":
+        page.locator("#explorer figure").first.wait_for()
+
+
+def test_a_cell_opens_within_a_second(visit, full_site):
+    took = []
+    for _ in range(3):
+        page = visit("table1", at=full_site)
+        start = time.perf_counter()
+        page.locator("table.grid td a").nth(20).click()
+        assert page.locator("dialog[open] .plot").is_visible()
+        took.append(time.perf_counter() - start)
+    assert min(took) < 1
+    legend = page.locator("dialog[open] .legend").inner_text()
+    assert "seed 0" in legend
+    assert "seed 1" in legend

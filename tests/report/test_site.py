@@ -14,10 +14,11 @@ from jinja2 import UndefinedError
 import made_up
 from dlrnn.bench.lengths import PEERS
 from dlrnn.paper import recipes
-from dlrnn.paper.comparison import OTHERS
+from dlrnn.paper.comparison import OTHERS, counts
 from dlrnn.paper.results import Results, read_results
 from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
+from dlrnn.paper.tables import make_tables
 from dlrnn.report.markdown import markdown
 from dlrnn.report.plots import SHAPES, STYLES, Axis, Series, line_plot
 from dlrnn.report.site import LIMIT, write_site
@@ -192,12 +193,27 @@ def test_the_site_is_small(tmp_path):
         if run.snapshots:
             found.snapshots[run.stem] = list(map(check_snapshot, run.snapshots))
     assert write_site(tmp_path, [found], tmp_path / "none") == []
-    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    assert size <= LIMIT
+    assert size(tmp_path) <= LIMIT
     assert "Left out to limit the size of the pages: " in (tmp_path / "explorer.html").read_text()
     (tmp_path / "layers" / "1-mine.js").touch()
     write_site(tmp_path, [Results("ours")], tmp_path / "none")
     assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_site_is_complete_and_small(full_site):
+    table = make_tables([read_results(full_site.parent / "results", "ours")])[0]
+    assert counts(table)[:2] == (66, 66)
+    assert all(len(cell.ours["R2"].records) == 2 for cell in table.grid)
+    assert size(full_site) <= LIMIT == 8_000_000
+    assert size(full_site.parent / "results") < 40_000_000, "it goes into a repository"
+    scripts = list((full_site / "layers").iterdir())
+    assert len(scripts) >= 44, "every DLR and DSS of Table 1, one seed"
+    steps = {len(json.loads(each.read_text()[:-3].partition(",")[2])) for each in scripts}
+    assert steps == {5}
 
 
 def test_relative_times(tmp_path, site):

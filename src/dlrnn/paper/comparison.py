@@ -1,4 +1,4 @@
-"""The paper's numbers beside measured ones: means over seeds, differences, and what they mean."""
+"""The comparison of measured numbers with the paper's: means over seeds, differences, verdicts."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -39,7 +39,7 @@ def _alike(runs: Mapping[Path, Collected], columns: Mapping[Path, str]) -> list[
 
 
 def _apart(paths: Iterable[Path]) -> dict[Path, str]:
-    """Name each path by the part that differs from the others: "A" for A/shift, beside B/shift."""
+    """Name each path by the part that differs from the others: "A" for A/shift and B/shift."""
     parts = {path: path.resolve().parts for path in sorted(paths)}
     most = min(map(len, parts.values()), default=1) - 1  # something must be left
     first = _same(zip(*parts.values(), strict=False), most)

@@ -49,13 +49,13 @@ def cell_id(cell: Cell) -> str:
 
 
 def _remarks(found: dict[str, Seeds]) -> list[str]:
-    """What stands under the number of a cell."""
+    """The remarks under the numbers of a cell."""
     texts = (state_text, settings_text, fall_text, seeds_text)
     return _distinct(text(seeds) for text in texts for seeds in found.values())
 
 
 def _details(seeds: Seeds) -> str:
-    """What stands beside a number in a dialog."""
+    """The remarks on a number in a dialog."""
     spread = "" if seeds.spread is None else f"spread {number(seeds.metric, seeds.spread)}"
     last = (
         "" if seeds.last is None else f"at the last evaluation {number(seeds.metric, seeds.last)}"
