@@ -23,7 +23,7 @@ from dlrnn.analysis import (
     shift_weight_norms,
     system_of,
 )
-from dlrnn.report import read_results
+from dlrnn.paper.results import read_results
 from dlrnn.report.picture import table1_png
 
 DOCS = Path(__file__).parent

@@ -144,7 +144,7 @@ def test_bench_tables(capsys, monkeypatch):
     given = ["bench", "step", "--tables", "--scale", "tiny", "--device", "cpu"]
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    rows = importlib.import_module("dlrnn.report.results")._step_times(found)["table3"]
+    rows = importlib.import_module("dlrnn.paper.results").check_step_times(found)["table3"]
     assert [(row["relative"], row["paper"]) for row in rows] == [
         *((1, 1), (1.5, 1), (5, 8)),
         *((1, 1), (1.5, 1), (5, 19)),

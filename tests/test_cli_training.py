@@ -199,9 +199,7 @@ def test_wrong_sweeps_begin_nothing(tmp_path, capsys):
 
 def test_a_sweep_notes_once_what_a_mixer_does_not_inherit(tmp_path, capsys, monkeypatch):
     sent, row = {}, {"recipe": "table1/cumsum/dlr-1", "status": "done"}
-    monkeypatch.setattr(
-        "dlrnn.paper.recipes.sweep.sweep", lambda *_, **how: sent.update(how) or [row]
-    )
+    monkeypatch.setattr("dlrnn.paper.sweep.sweep", lambda *_, **how: sent.update(how) or [row])
     changes = ["--model.mixer", "attention", "--lr", "1e-4"]
     assert main(["sweep", "table1/cum*/dlr-1", *changes, *WHERE[2:]]) == 0
     notes = [n for n in capsys.readouterr().err.splitlines() if n.startswith("note: attention")]

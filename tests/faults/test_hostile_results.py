@@ -14,37 +14,28 @@ import pytest
 from hostile import bounded_memory, deadline, run_command, tree
 from PIL import Image
 
-from dlrnn.report import Collected, Record, add
-from dlrnn.report.records import parse_record
-from dlrnn.report.results import PNG, read_picture, read_results
-from dlrnn.report.site import MOST_PROBLEMS, write_site
+import made_up
+from dlrnn.paper.collect import Collected
+from dlrnn.paper.records import parse_record
+from dlrnn.paper.results import PNG, read_picture, read_results
+from dlrnn.paper.store import add
+from dlrnn.report.site import write_site
+from dlrnn.report.templates import MOST_PROBLEMS
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-RECIPE = "table1/shift/dlr-1"
-RECORD = Record(
-    recipe=RECIPE,
-    variant="",
-    seed=0,
-    metric="R2",
-    value=0.875,
-    split="validation",
-    steps=40000,
-    steps_asked=40000,
-    commit=None,
-    hardware="a machine",
-    versions={"torch": "0"},
-    seconds_per_step=0.1,
-    wall_seconds=4000.0,
-    parameters=1000,
-    command=f"dlrnn train {RECIPE}",
-)
+RECIPE = made_up.SHIFT
+RECORD = made_up.record(value=0.875)
 CURVE = {"validation R2": [(20000, 0.5), (40000, 0.875)]}
 FILES = (
     *("records.jsonl", "notes.json", "step-times.json", f"curves/{RECORD.stem}.csv"),
     *(f"breakdowns/{RECORD.stem}.json", f"pictures/{RECORD.stem}.png"),
     *(f"snapshots/{RECORD.stem}.jsonl",),
 )
+
+
+def collected(record):
+    return Collected([record], CURVE, None, None, None)
 
 
 def picture():
@@ -57,10 +48,7 @@ def picture():
 def made(tmp_path_factory):
     """Two seeds: files of the first are made hostile, the second must be shown."""
     folder = tmp_path_factory.mktemp("made") / "results"
-    add(
-        [Collected([replace(RECORD, seed=seed)], CURVE, None, None, None) for seed in (0, 1)],
-        folder,
-    )
+    add([collected(replace(RECORD, seed=seed)) for seed in (0, 1)], folder)
     for name in FILES[4:]:
         (folder / name).parent.mkdir(exist_ok=True)
     (folder / FILES[1]).write_text(json.dumps({RECIPE: "a finding"}))
@@ -102,7 +90,7 @@ def test_valid_results_are_read(results):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder", "loop"])
-def test_a_file_that_is_none_is_one_sentence(name, kind, results, tmp_path):
+def test_a_special_file_is_one_problem(name, kind, results, tmp_path):
     path = results / name
     secret = tmp_path / "secret"
     secret.write_bytes(path.read_bytes() if path.is_file() else b"{}")
@@ -149,7 +137,7 @@ def test_a_linked_folder_is_not_read(name, results, tmp_path):
         (6, b'{"step": 1, "length": 1, "layers": [{"name": "\\u001b"}]}'),
     ],
 )
-def test_content_that_no_results_have_is_one_sentence(place, content, results):
+def test_hostile_content_is_one_problem(place, content, results):
     path = results / FILES[place]
     path.write_bytes(content)
     problem(results, str(path), "cannot be read")
@@ -160,7 +148,7 @@ CONTROL = ("\x1b[31m", "\x9b", "\u202e", "a\rb", "\ud800", "\x00")
 
 @pytest.mark.parametrize("mark", CONTROL)
 @pytest.mark.parametrize("name", ["variant", "metric", "note", "hardware", "command", "versions"])
-def test_control_characters_are_no_record(mark, name, results):
+def test_control_characters_in_a_record_are_one_problem(mark, name, results):
     value = {mark: "1"} if name == "versions" else f"a{mark}"
     append(results, {"seed": 2, name: value})
     assert f"'{name}' with control characters" in problem(results, "records.jsonl, line 3")
@@ -187,7 +175,7 @@ def append(folder, *changes):
 
 
 @pytest.mark.parametrize("name", ["variant", "recipe"])
-def test_names_that_no_file_can_have_are_one_sentence(name, results):
+def test_names_too_long_for_files_are_one_problem(name, results):
     long = f"table1/{'x' * 300}/y" if name == "recipe" else "x" * 300
     append(results, {name: long})
     assert "letters, and names of files have at most" in problem(results, "records.jsonl, line 3")
@@ -219,18 +207,18 @@ def test_names_that_no_file_can_have_are_one_sentence(name, results):
     ],
     ids=lambda change: str(change)[:30],
 )
-def test_values_that_no_record_has_are_one_sentence(change, results):
+def test_hostile_values_in_a_record_are_one_problem(change, results):
     append(results, change)
     problem(results, "records.jsonl, line 3")
 
 
-def test_deep_records_are_one_sentence(results):
+def test_a_deeply_nested_record_is_one_problem(results):
     with open(results / "records.jsonl", "a") as file:
         file.write("[" * 200_000 + "\n")
     assert "is not JSON" in problem(results, "records.jsonl, line 3")
 
 
-def test_many_records_of_one_cell_take_no_longer_than_they_must(results):
+def test_many_records_of_one_cell_take_bounded_time(results):
     append(results, *({"seed": seed} for seed in range(2, 10_000)))
     with deadline(10), bounded_memory():
         found = read_results(results, "ours")
@@ -261,7 +249,7 @@ def png(width, height, rows=b""):
     return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-def test_a_picture_of_more_pixels_than_can_be_shown_is_one_sentence(results):
+def test_a_picture_with_too_many_pixels_is_one_problem(results):
     """650 MB decoded."""
     (results / FILES[5]).write_bytes(png(13_000, 13_056, rows=b"\0"))
     assert "13000 x 13056 pixels" in problem(results, FILES[5])
@@ -275,7 +263,7 @@ def test_a_picture_of_more_pixels_than_can_be_shown_is_one_sentence(results):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
-def test_records_are_not_added_to_what_is_no_file(kind, results, tmp_path):
+def test_records_are_not_added_to_a_special_file(kind, results, tmp_path):
     (tmp_path / "outside").mkdir()
     path = results / "records.jsonl"
     shutil.copy(path, tmp_path / "outside" / "records.jsonl")
@@ -286,7 +274,7 @@ def test_records_are_not_added_to_what_is_no_file(kind, results, tmp_path):
     else:
         path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "outside/records.jsonl")
     with pytest.raises(ValueError, match=r"records\.jsonl"), deadline(5), bounded_memory():
-        add([Collected([RECORD], CURVE, None, None, None)], results)
+        add([collected(RECORD)], results)
     assert tree(tmp_path / "outside") == before
 
 
@@ -296,14 +284,14 @@ def test_a_pipe_in_place_of_a_curve_is_replaced(results):
     os.mkfifo(path)
     new = replace(RECORD, steps=50, steps_asked=50, value=0.5)
     with deadline(5):
-        add([Collected([new], CURVE, None, None, None)], results, replace=True)
+        add([collected(new)], results, replace=True)
     assert path.read_text().startswith("step,")
 
 
-def test_what_could_not_be_read_again_is_not_added(results):
+def test_a_record_that_could_not_be_read_again_is_not_added(results):
     for change in ({"note": "\x1b[31m"}, {"variant": "x" * 300}):
         made = replace(RECORD, seed=7, **change)
-        [said] = add([Collected([made], CURVE, None, None, None)], results)
+        [said] = add([collected(made)], results)
         assert "left out: its record has" in said
     assert read(results).problems == []
     several = replace(RECORD, seed=7, note="two\nlines")

@@ -1,15 +1,16 @@
 """Every recipe against the paper: its numbers, its hyper-parameters, its parameter counts."""
 
+import inspect
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from support import run_python
 
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
-from dlrnn.paper.recipes.paper import published, table
+from dlrnn.paper.numbers import as_in_paper, published, short, table
+from dlrnn.paper.recipes import RECIPES, TABLES, scaled, table1, table2, table3, table4, table6
 from dlrnn.train import make_model
 
 HYPER = published()["hyperparameters"]
@@ -19,64 +20,59 @@ LONGER = "table1/mips/attention-1-longer"
 NAMES = {column.title: task for task, column in table4.COLUMNS.items()}
 
 
-def values(name):
-    return {each.name: each.paper for each in TABLES[name]}
+[STATED_LANGUAGE] = HYPER["language model (table 5)"]
+LANGUAGE = table("table5_language_model")["rows"]
 
 
-# ---------------------------------------------------------------------------------- the numbers
+def language_name(row, norm):
+    mixer = {"DLR": "dlr", "Transformer": "attention"}[row["model"]]
+    return f"table5/pg19/{mixer}-{row['experts']}-{norm}"
 
 
-@pytest.mark.parametrize(
-    ("name", "paper", "columns"),
-    [
-        ("table1", "table1_atomic", ("dlr-1", "dss-1", "attention-1", "dlr-6", "dlr-6-512")),
-        ("table6", "table6_param_tied", ("attention-ff-1",)),
-    ],
-)
-def test_every_number_of_tables_1_and_6_has_a_recipe(name, paper, columns):
-    columns += ("attention-2-512",) if name == "table1" else ("attention-ff-2-512",)
-    ours = {title: own for own, title in table1.TASKS.items()}
-    published = {
-        f"{name}/{ours[task]}/{column}": {"R2": float(value)}
-        for column, of_paper in zip(columns, table(paper)["columns"], strict=True)
-        for task, value in of_paper["R2"].items()
-    }
-    if name == "table1":
-        published |= {WORKS: {"R2": 0.97}, LONGER: {"R2": 0.9}}
-    assert values(name) == published
+def published_r2():
+    """The paper's R2 by the name of the recipe: Tables 1, 2 and 6."""
+    found = {WORKS: {"R2": 0.97}, LONGER: {"R2": 0.9}}
+    tasks = {title: name for name, title in table1.TASKS.items()}
+    for key, module in (("table1_atomic", table1), ("table6_param_tied", table6)):
+        for column, values in zip(module.COLUMNS, table(key)["columns"], strict=True):
+            for task, value in values["R2"].items():
+                found[f"{key[:6]}/{tasks[task]}/{column}"] = {"R2": float(value)}
+    models = {title: name for name, (title, *_) in table2.MODELS.items()}
+    for row in table("table2_shift_scale")["rows"]:
+        for length, value in row["R2"].items():
+            found[f"table2/{length}/{models[row['model']]}"] = {"R2": float(value)}
+    return found
 
 
-def test_every_number_of_table_2_has_a_recipe():
-    ours = {title: name for name, (title, *_) in table2.MODELS.items()}
-    published = {
-        f"table2/{length}/{ours[row['model']]}": {"R2": float(value)}
-        for row in table("table2_shift_scale")["rows"]
-        for length, value in row["R2"].items()
-    }
-    assert values("table2") == published
-
-
-def test_every_number_of_table_3_has_a_recipe():
-    ours = {title: name for name, title in table3.MODELS.items()}
-    published = {}
+def published_metrics():
+    """The paper's other metrics by the name of the recipe: Tables 3, 4 and 5."""
+    found = {}
+    models = {title: name for name, title in table3.MODELS.items()}
     for row in table("table3_higher_order")["rows"]:
         for task in table("table3_higher_order")["columns"]:
+            if (values := row[task]) is not None:
+                scores = {key: values[key] for key in values if key != "relative_time"}
+                found[f"table3/{task.lower()}/{models[row['model']]}"] = scores
+    models = {title: name for name, title in table4.MODELS.items()}
+    for row in table("table4_classification")["rows"]:
+        for task in row.keys() - {"model"}:
             if row[task] is not None:
-                scores = {key: row[task][key] for key in row[task] if key != "relative_time"}
-                published[f"table3/{task.lower()}/{ours[row['model']]}"] = scores
-    assert values("table3") == published
+                found[f"table4/{NAMES[task]}/{models[row['model']]}"] = {"accuracy": row[task]}
+    for row in LANGUAGE:
+        for norm in ("pre", "post"):
+            if (losses := row[f"{norm}_norm"]) is not None:
+                losses = dict(zip(("train_loss", "loss"), losses, strict=True))
+                found[language_name(row, norm)] = losses
+    return found
 
 
-def test_every_number_of_table_4_has_a_recipe():
-    ours = {title: name for name, title in table4.MODELS.items()}
-    published = {
-        f"table4/{NAMES[task]}/{ours[row['model']]}": {"accuracy": row[task]}
-        for row in table("table4_classification")["rows"]
-        for task in row.keys() - {"model"}
-        if row[task] is not None
-    }
-    assert values("table4") == published
-    assert "table4/path-x/attention" not in published  # the Transformer failed
+@pytest.mark.parametrize("name", TABLES)
+def test_every_number_of_the_paper_has_a_recipe(name):
+    every = published_r2() | published_metrics()
+    numbers = {key: each for key, each in every.items() if key.startswith(name)}
+    assert {each: RECIPES[each].paper for each in TABLES[name]} == numbers
+    assert "table4/path-x/attention" not in numbers, "the Transformer failed"
+    assert not any("pg19/attention" in each and "post" in each for each in numbers), "it diverged"
 
 
 # ---------------------------------------------------------------------------------- settings
@@ -124,7 +120,7 @@ def test_table_1_has_the_papers_settings(task, column):
     assert (config.model.norm, config.schedule, config.weight_decay) == ("post", "constant", 0)
 
 
-@pytest.mark.parametrize("name", values("table6"))
+@pytest.mark.parametrize("name", TABLES["table6"])
 def test_table_6_is_trained_as_attention_is(name):
     config = RECIPES[name].config
     twin = "attention-1" if config.task.settings["length"] == 4096 else "attention-2-512"
@@ -149,7 +145,7 @@ def test_mips_has_the_tables_steps_and_four_times_as_many():
     assert LONGER in stated.note
 
 
-@pytest.mark.parametrize("name", values("table2"))
+@pytest.mark.parametrize("name", TABLES["table2"])
 def test_table_2_has_the_papers_settings(name):
     config = RECIPES[name].config
     _, length, model = name.split("/")
@@ -184,7 +180,7 @@ def test_table_3_has_the_papers_settings(row):
     warmups = {"listops-subtrees": 5000, "pathfinder-segmentation-128": 3000}
     warmups |= {"pathfinder-segmentation-256": 1000, "pathfinder-segmentation-512": 200}
     listops = task == "listops-subtrees"
-    for name in values("table3"):
+    for name in TABLES["table3"]:
         if f"/{task}/" in name:
             config = RECIPES[name].config
             assert config.warmup == warmups[task]
@@ -230,7 +226,7 @@ def stated(count, text):
     """Is a number what the paper writes as 83K, 1.1M or 920K: rounded, or (2.2M) cut?"""
     decimals = len(text[:-1].partition(".")[2]) - text[:-1].endswith("0")
     printed = float(text[:-1]) * 10**decimals
-    value = count / {"K": 1e3, "M": 1e6}[text[-1]] * 10**decimals
+    value = count / {"K": 1e3, "M": 1e6, "B": 1e9}[text[-1]] * 10**decimals
     return printed in (round(value), math.floor(value))
 
 
@@ -244,25 +240,103 @@ def test_every_model_can_be_built_and_has_a_cost(name):
     assert all(metric in known for metric in recipe.paper)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "column"),
-    [
-        *(("table1", place, column) for place, column in enumerate(table1.COLUMNS)),
-        *(("table6", place, f"attention-ff-{end}") for place, end in enumerate(("1", "2-512"))),
-    ],
-)
-def test_parameters_of_tables_1_and_6(name, place, column):
-    key = {"table1": "table1_atomic", "table6": "table6_param_tied"}[name]
-    task = "cumsum" if name == "table1" else "solve"  # attention's are those with one output
-    count = parameters(RECIPES[f"{name}/{task}/{column}"].config)
-    assert stated(count, table(key)["columns"][place]["params"]), count
+COUNTS = [
+    (f"{key[:6]}/{task}/{column}", paper["params"])
+    for key, module, task in (  # attention's counts are those of tasks with one output
+        ("table1_atomic", table1, "cumsum"),
+        ("table6_param_tied", table6, "solve"),
+    )
+    for column, paper in zip(module.COLUMNS, table(key)["columns"], strict=True)
+]
+COUNTS += [
+    (f"table2/{256 if name == 'dlr-r' else 262144}/{name}", row["params"])
+    for row in table("table2_shift_scale")["rows"]
+    for name, (title, *_) in table2.MODELS.items()
+    if title == row["model"]
+]
+COUNTS += [(language_name(row, "pre"), row["params"]) for row in LANGUAGE]
 
 
-@pytest.mark.parametrize("row", table("table2_shift_scale")["rows"], ids=lambda r: r["model"])
-def test_parameters_of_table_2(row):
-    [name] = [name for name, (title, *_) in table2.MODELS.items() if title == row["model"]]
-    count = parameters(RECIPES[f"table2/{256 if name == 'dlr-r' else 262144}/{name}"].config)
-    assert stated(count, row["params"]), count
+@pytest.mark.parametrize(("name", "text"), COUNTS)
+def test_parameter_counts(name, text):
+    count = parameters(RECIPES[name].config)
+    assert stated(count, text), count
+
+
+# ---------------------------------------------------------------------------------- Table 5
+
+
+@pytest.mark.parametrize("name", TABLES["table5"])
+def test_table_5_has_the_papers_settings(name):
+    recipe = RECIPES[name]
+    config, model = recipe.config, recipe.config.model
+    ours = {
+        "L": config.make_task().input_length,
+        "layers": model.layers,
+        "H": model.d_model,
+        "N": model.d_state,
+        "dt_min": model.dt_min,
+        "dt_max": model.dt_max,
+        "lr": config.lr,
+        "dlr_lr": config.kernel_lr,
+        "batch": config.batch_size,
+        "steps": config.steps,
+        "wd": config.weight_decay,
+        "kernel": model.kernel_length,
+        "dropout": model.dropout,
+        "embedding": model.d_embedding,
+        "transformer_heads": f"{model.heads}x{model.d_head}",
+    }
+    stated = {key: value for key, value in STATED_LANGUAGE.items() if key in ours}
+    assert ours == stated
+    assert STATED_LANGUAGE.keys() - ours.keys() == {"task", "epochs", "tied"}
+    assert config.eval_every == config.steps // STATED_LANGUAGE["epochs"]
+    assert model.router == "top"
+    assert 60 < recipe.cost < 60 * 24 * 7
+
+
+# ---------------------------------------------------------------------------------- scales
+
+
+def test_full_is_the_papers_run():
+    assert all(scaled(recipe, "full") is recipe.config for recipe in RECIPES.values())
+
+
+def test_short_has_a_tenth_of_the_steps_and_nothing_else():
+    for recipe in RECIPES.values():
+        short, full = asdict(scaled(recipe, "short")), asdict(recipe.config)
+        assert short.pop("steps") == full.pop("steps") // 10
+        assert short.pop("warmup") == full.pop("warmup") // 10
+        assert short == full
+
+
+def test_an_unknown_scale():
+    with pytest.raises(ValueError, match="scale must be one of full, short, tiny, not 'small'"):
+        inspect.unwrap(scaled)(RECIPES["table1/shift/dlr-1"], "small")  # the shape checker is first
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_tiny_run_is_small_and_can_be_built(name):
+    full, tiny = RECIPES[name].config, scaled(RECIPES[name], "tiny")
+    task = tiny.make_task()
+    assert parameters(tiny) < 600_000
+    positions = tiny.steps * tiny.batch_size * task.input_length
+    assert positions <= 2**21
+    assert ("folder" in tiny.task.settings) == (not task.drawable)
+    assert full.lr <= tiny.lr <= 1e-3
+    assert (tiny.model.mixer, tiny.model.norm) == (full.model.mixer, full.model.norm)
+
+
+@pytest.mark.parametrize("name", ["table1/shift/dlr-1", "table2/65536/dlr", "table1/cumsum/dlr-6"])
+def test_tiny_keeps_what_a_model_remembers(name):
+    """|lambda|^L and N / L are the paper's."""
+    full, tiny = RECIPES[name].config, scaled(RECIPES[name], "tiny")
+
+    def shares(config):
+        length, options = config.task.settings["length"], config.model.mixer_options
+        return length * options["dt_min"], options["d_state"] / length
+
+    assert shares(tiny) == pytest.approx(shares(full))
 
 
 # ---------------------------------------------------------------------------------- the catalogue
@@ -282,13 +356,43 @@ def test_get_names_the_nearest():
         recipes.get("nothing")
 
 
-def test_accuracies_are_in_percent_and_r2_is_not():
-    assert recipes.as_in_paper("R2", 0.5) == 0.5
-    assert recipes.as_in_paper("macro_f1", 0.5) == 50.0
+def test_only_accuracies_and_f1_are_in_percent():
+    metrics = ("R2", "macro_f1", "loss", "perplexity")
+    assert [as_in_paper(metric, 0.5) for metric in metrics] == [0.5, 50.0, 0.5, 0.5]
+    assert short({"train_loss": 2.714, "loss": 2.876}) == "2.71 / 2.88"
 
 
-def test_recipes_are_configurations_and_build_no_model():
-    """A language model's is checked by building its layers on `meta`, which costs nothing."""
+def test_importing_the_recipes_builds_none():
+    """A recipe is built when it is asked for, and its cost when that is asked for."""
+    made = run_python("""
+from dlrnn import tasks
+from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.train import RunConfig
+made = []
+for kind in (RunConfig, ModelConfig, LanguageConfig):
+    def noted(self, own=kind.__post_init__, name=kind.__name__):
+        made.append(name)
+        own(self)
+    kind.__post_init__ = noted
+own_get = tasks.get
+tasks.get = lambda *names, **settings: made.append("task") or own_get(*names, **settings)
+from dlrnn.paper import recipes
+listed = len(recipes.RECIPES), "table5/pg19/dlr-16-pre" in recipes.RECIPES
+print(*listed, made)
+recipe = recipes.get("table1/shift/dlr-1")
+recipes.get("table1/shift/dlr-1")
+print(made)
+made.clear()
+print(recipe.cost > 0, made, recipe.cost > 0)
+""")
+    assert made.splitlines() == [
+        f"{len(RECIPES)} True []",
+        "['ModelConfig', 'RunConfig']",
+        "True ['task'] True",
+    ]
+
+
+def test_a_language_recipe_builds_its_layers_on_meta_only():
     made = run_python("""
 import torch
 import dlrnn.train
@@ -298,6 +402,15 @@ def noted(kind, data=None, *rest, **named):
     return own(kind, data, *rest, **named)
 torch.nn.Parameter.__new__ = noted
 from dlrnn.paper import recipes
-print(len(recipes.RECIPES), sorted(made))
+print(len(list(recipes.RECIPES.values())), sorted(made))
 """)
     assert made.split() == [str(len(RECIPES)), "['meta']"]
+
+
+def test_reproduce_and_sweep_are_part_of_the_recipes():
+    from dlrnn.paper.reproduce import reproduce
+    from dlrnn.paper.sweep import sweep
+
+    assert (recipes.reproduce, recipes.sweep) == (reproduce, sweep)
+    with pytest.raises(AttributeError, match="no attribute 'reproduced'"):
+        recipes.reproduced  # noqa: B018

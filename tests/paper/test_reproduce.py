@@ -7,28 +7,28 @@ from importlib import import_module
 
 import pytest
 import torch
+from support import DEVICE, tiny_books
 
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes import reproduce, run_path, status_of
 from dlrnn.paper.recipes import scale as scales
-from dlrnn.paper.recipes.outcome import Outcome, measured
-from dlrnn.paper.recipes.rows import make_row
+from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
+from dlrnn.paper.runs import Outcome, measured, run_path
 from dlrnn.train import RunDirectory, load_best
 from dlrnn.train.evaluation import held_out, scores
 
-MODULE = import_module("dlrnn.paper.recipes.reproduce")
+MODULE = import_module("dlrnn.paper.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
 
 
 @pytest.fixture
 def few_steps(monkeypatch):
     """Tiny runs of six steps."""
-    tiny = scales._tiny
+    tiny = scales.tiny
 
     def shorter(config):
         return replace(tiny(config), steps=6, eval_every=3, eval_batches=2, checkpoint_every=3)
 
-    monkeypatch.setattr(scales, "_tiny", shorter)
+    monkeypatch.setattr(scales, "tiny", shorter)
 
 
 def run(tmp_path, only, table="table1", **options):
@@ -66,7 +66,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
     assert len(calls) == 2
 
 
-def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
+def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
     folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
     with open(folder.path / "records.jsonl", "a") as file:
@@ -82,7 +82,7 @@ def test_a_regression_is_judged_by_its_best_validation(tmp_path, few_steps):
     assert measured(folder, folder.config)[1] == {"R2": 0.75, "loss": 1.0}, "before the first loss"
 
 
-def test_a_stopped_run_goes_on(tmp_path, few_steps, monkeypatch):
+def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
     calls, [row] = trained(monkeypatch), run(tmp_path, "shift/dlr-1")
     folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
     (folder / "result.json").unlink()
@@ -143,7 +143,7 @@ def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps
     assert sorted(path.parent.iterdir()) == before
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkeypatch):
+def test_a_stopped_run_of_other_settings_is_not_resumed(tmp_path, few_steps, monkeypatch):
     """One that was stopped, here; the others are complete."""
     run(tmp_path, "shift/dlr-1")
     folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
@@ -158,10 +158,10 @@ def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path, few_steps, monkey
     assert calls == []
 
 
-def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatch):
+def test_options_reach_the_training(tmp_path, few_steps, monkeypatch):
     given = []
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
-    monkeypatch.setattr(MODULE, "score_best", lambda *_: None)
+    monkeypatch.setattr(MODULE, "evaluate_best", lambda *_: None)
     for wanted in (True, False):
         run(tmp_path, "shift/dlr-1", early_stop=wanted)
     assert [each["early_stop"] for each in given] == [True, False]
@@ -169,12 +169,12 @@ def test_what_was_asked_for_reaches_the_training(tmp_path, few_steps, monkeypatc
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
-    outcome = import_module("dlrnn.paper.recipes.outcome")
+    outcome = import_module("dlrnn.paper.runs")
     monkeypatch.setattr(outcome, "load_best", None)
     [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
     assert row.status == "done"
     path = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
-    outcome.score_best(path, "cpu")
+    outcome.evaluate_best(path, "cpu")
 
 
 def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
@@ -192,7 +192,7 @@ def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
     ("name", "content"),
     [("result.json", "5"), ("result.json", "{}"), ("records.jsonl", "5\n"), ("test.json", "[]")],
 )
-def test_a_folder_that_no_run_wrote_is_a_status(name, content, tmp_path, few_steps):
+def test_a_damaged_run_directory_becomes_a_status(name, content, tmp_path, few_steps):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
     recipe = recipes.get("table3/listops-subtrees/dlr")
     path = run_path(recipe, tmp_path, "tiny", 0)
@@ -200,7 +200,7 @@ def test_a_folder_that_no_run_wrote_is_a_status(name, content, tmp_path, few_ste
     assert str(path) in status_of(recipe, tmp_path, "tiny")
 
 
-def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monkeypatch):
+def test_a_missing_data_set_is_named_before_a_directory_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"out": tmp_path, "show": False}
     [row] = reproduce("table3", only="pathfinder-segmentation-256/dss", **options)
@@ -211,20 +211,20 @@ def test_a_set_that_is_not_there_is_named_before_a_folder_is_made(tmp_path, monk
     assert not run_path(recipes.get(row.recipe), tmp_path, "full", 0).exists()
 
 
-def test_what_can_be_asked_for():
-    names = [recipe.name for recipe in recipes.select("table1", "shift")]
+def test_recipes_of_a_table_can_be_selected():
+    names = select("table1", "shift")
     assert names[0] == SHIFT
     assert len(names) == 6
-    assert len(recipes.select("table1", "dlr-1")) == 11
-    assert len(recipes.select("table1", "*-fixed/dlr-1*")) == 3
+    assert len(select("table1", "dlr-1")) == 11
+    assert len(select("table1", "*-fixed/dlr-1*")) == 3
     with pytest.raises(ValueError, match="no 'table7' to reproduce; there are: table1, table2"):
-        recipes.select("table7")
+        select("table7")
     with pytest.raises(ValueError, match="no recipe 'shfit/dlr-1': did you mean 'shift/dlr-1'"):
-        recipes.select("table1", "shfit/dlr-1")
+        select("table1", "shfit/dlr-1")
 
 
 def test_the_listing_has_a_line_for_each_recipe(tmp_path):
-    lines = recipes.listing(tmp_path, "full")
+    lines = listing(tmp_path, "full")
     assert [line["name"] for line in lines] == list(recipes.RECIPES)
     assert lines[0] == {
         "refused": False,
@@ -237,8 +237,34 @@ def test_the_listing_has_a_line_for_each_recipe(tmp_path):
     }
 
 
-def test_seeds_in_different_states_are_told_apart():
+def test_the_status_names_each_seed():
     found = {0: Outcome("done", {"R2": 0.5}), 1: Outcome("300 of 40000 steps")}
     row = make_row(recipes.get(SHIFT), found)
     assert row.status == "seed 1: 300 of 40000 steps"
     assert (row.yours, row.seeds, row.spread) == ({"R2": 0.5}, 1, {})
+
+
+def test_a_language_model_is_reproduced(tmp_path, monkeypatch):
+    """`dlrnn reproduce table5 --scale tiny`, with a set of a language of 30 words in data/pg19."""
+    monkeypatch.chdir(tmp_path)
+    options = {"scale": "tiny", "out": "runs", "device": DEVICE.type}
+    options |= {"show": False, "writer": "none"}
+    [row] = reproduce("table5", only="dlr-16-pre", **options)
+    make = "`dlrnn data import pg19 PATH`"
+    assert row.status == f"broken: there is no data/pg19: make it with {make}"
+    (tmp_path / "data").mkdir()
+    tiny_books(tmp_path, length=128, words=2000).rename(tmp_path / "data" / "pg19")
+    tiny = scales.tiny
+
+    def shorter(config):
+        few = {"steps": 4, "eval_every": 2, "checkpoint_every": 4}
+        return replace(tiny(config), **few, model=replace(tiny(config).model, vocabulary=32))
+
+    assert tiny(recipes.RECIPES["table5/pg19/dlr-16-pre"].config).task.settings["held_out"] == 64
+    monkeypatch.setattr(scales, "tiny", shorter)
+    for only in ("dlr-16-post", "attention-1-pre"):
+        [row] = reproduce("table5", only=only, **options)
+        assert row.status == "done"
+        assert 0 < row.yours["loss"] < 2 * math.log(32)
+    text = (tmp_path / "runs" / "tiny" / "table5.md").read_text()
+    assert "| table5/pg19/dlr-16-post | train_loss / loss | 2.7 / 2.86 | " in text

@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from dlrnn.paper.recipes import changed_path, chosen, run_config, run_path
-from dlrnn.paper.recipes.catalogue import get
-from dlrnn.paper.recipes.sweep import Job, Wanted, _command, sweep
+from dlrnn.paper.recipes import chosen, get
+from dlrnn.paper.runs import changed_path, run_config, run_path
+from dlrnn.paper.sweep import Job, Run, sweep, train_command
 from dlrnn.train import RunDirectory, with_overrides
 
+MODULE = importlib.import_module("dlrnn.paper.sweep")
 STEPS = ["--steps", "3"]
 
 
@@ -24,7 +25,7 @@ def path_of(name, out, *, overrides=STEPS, scale="tiny", seed=0):
     return changed_path(recipe, out, scale, config)
 
 
-def test_patterns():
+def test_recipes_are_chosen_by_pattern():
     names = [recipe.name for recipe in chosen(["table1/cum*/dlr-1", "table1/cumsum/dlr-1"])]
     assert sorted(names) == ["table1/cummax/dlr-1", "table1/cumsum/dlr-1"]
     for begins, pattern in (("table1", "table1/*"), ("table1/shift/", "table1/shift/*")):
@@ -73,13 +74,11 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert all(row["status"] == "done" for row in sweep(["table1/cum*/dlr-1"], **options))
     assert (done / "result.json").stat().st_mtime_ns == written, "not run again"
 
-    def score_best(path, device, **_):
+    def evaluate_best(path, device, **_):
         if path == done:
             raise ValueError("best.safetensors is damaged")
 
-    monkeypatch.setattr(
-        importlib.import_module("dlrnn.paper.recipes.sweep"), "score_best", score_best
-    )
+    monkeypatch.setattr(MODULE, "evaluate_best", evaluate_best)
     (broken / "result.json").unlink()  # as if stopped after its last checkpoint
     capsys.readouterr()
     by_name = {row["recipe"]: row for row in sweep(["table1/cum*/dlr-1"], **options)}
@@ -92,13 +91,13 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
     assert RunDirectory.open(broken).result["steps"] == 3
 
 
-def test_only_what_has_a_checkpoint_goes_on(tmp_path):
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     recipe = get("table1/cumsum/dlr-1")
     config = run_config(recipe, "tiny", 0)
-    run = Wanted(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
+    run = Run(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
 
     def starts():
-        return Job(run, _command(run, ["--scale", "tiny"])).starts
+        return Job(run, train_command(run, ["--scale", "tiny"])).starts
 
     assert starts() == "begins"
     run.path.mkdir(parents=True)
@@ -111,7 +110,7 @@ def test_only_what_has_a_checkpoint_goes_on(tmp_path):
     assert starts() == "begins", "and is refused: the folder is not empty"
 
 
-def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):
+def test_changed_settings_have_their_own_run_directory(tmp_path):
     recipe = get("table1/shift/dlr-1")
     own = changed_path(recipe, tmp_path, "tiny", run_config(recipe, "tiny", 1))
     assert own == run_path(recipe, tmp_path, "tiny", 1)
@@ -121,7 +120,7 @@ def test_a_recipe_as_it_is_and_with_changes_have_folders_of_their_own(tmp_path):
     assert all(path.parent == own.parent and path.name.startswith("seed-1-") for path in paths)
 
 
-def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
+def test_overrides_reach_every_run(tmp_path, monkeypatch):
     """A mixer of one's own: found where the command is given."""
     (tmp_path / "own_mixer.py").write_text(
         "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
@@ -139,7 +138,7 @@ def test_what_is_changed_reaches_every_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
-def test_stopped_it_stops_its_runs_with_a_checkpoint_each(tmp_path, number, jobs):
+def test_a_signal_stops_all_runs_with_a_checkpoint(tmp_path, number, jobs):
     """Of one more run than go at once, the last is not begun."""
     changes = ["--steps=4000", "--eval_every=4000", "--checkpoint_every=4000", "--log_every=1"]
     where = ["--scale", "tiny", "--out", str(tmp_path), "--device", "cpu"]
@@ -203,25 +202,28 @@ def test_jobs_for_slurm(monkeypatch, tmp_path):
         assert test == ["dlrnn", "eval", path, "--device", "cpu"]
 
 
-def test_what_was_asked_for_reaches_the_runs(monkeypatch, tmp_path):
-    module, sent = importlib.import_module("dlrnn.paper.recipes.sweep"), []
-    monkeypatch.setattr(module, "_run", lambda job, *_: sent.append(job.command) or "")
-    monkeypatch.setattr(module, "score_best", lambda *_: None)
+@pytest.fixture
+def started(monkeypatch):
+    """The jobs that a sweep starts; none of them runs."""
+    found = []
+    monkeypatch.setattr(MODULE, "run_job", lambda job, *_: found.append(job) or "")
+    monkeypatch.setattr(MODULE, "evaluate_best", lambda *_, **__: None)
+    return found
+
+
+def test_options_reach_the_runs(started, tmp_path):
     for wanted in (True, False):
         sweep(["table1/cumsum/dlr-1"], early_stop=wanted, scale="tiny", out=tmp_path, device="cpu")
-    assert [("--early-stop" in command) for command in sent] == [True, False]
-    assert all(command[-2:] == ["--device", "cpu"] for command in sent[1:])
+    assert [("--early-stop" in job.command) for job in started] == [True, False]
+    assert started[1].command[-2:] == ["--device", "cpu"]
 
 
-def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
-    module = importlib.import_module("dlrnn.paper.recipes.sweep")
-
-    def score_best(path, *_, **__):
+def test_a_test_that_fails_does_not_stop_the_others(started, monkeypatch, tmp_path):
+    def evaluate_best(path, *_, **__):
         if "cummax" in str(path):
             raise RuntimeError("CUDA out of memory\nand much more")
 
-    monkeypatch.setattr(module, "_run", lambda *_: "")
-    monkeypatch.setattr(module, "score_best", score_best)
+    monkeypatch.setattr(MODULE, "evaluate_best", evaluate_best)
     rows = sweep(["table1/cum*/dlr-1"], scale="tiny", out=tmp_path)
     assert {row["recipe"]: row["said"] for row in rows} == {
         "table1/cumsum/dlr-1": "",
@@ -229,25 +231,16 @@ def test_a_test_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
     }
 
 
-def test_a_stopped_run_of_other_settings_is_not_gone_on_with(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.import_module("dlrnn.paper.recipes.sweep"), "_run", None)
+@pytest.mark.parametrize("content", ["[]", None], ids=["damaged", "other settings"])
+def test_a_refused_run_directory_does_not_stop_the_others(content, started, tmp_path):
     path = path_of("table1/cummax/dlr-1", tmp_path)
     path.mkdir(parents=True)
     config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
-    (path / "config.json").write_text(config.to_json())
-    (row,) = sweep(["table1/cummax/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
-    assert row["status"] == "refused"
-    assert "is not of this recipe: its steps is 1000, not 3" in row["said"]
-
-
-def test_one_bad_folder_does_not_stop_the_others(tmp_path, monkeypatch):
-    module, run = importlib.import_module("dlrnn.paper.recipes.sweep"), []
-    monkeypatch.setattr(module, "_run", lambda job, *_: run.append(job.run.recipe.name) or "")
-    monkeypatch.setattr(module, "score_best", lambda *_, **__: None)
-    bad = path_of("table1/cummax/dlr-1", tmp_path)
-    bad.mkdir(parents=True)
-    (bad / "config.json").write_text("[]")
+    (path / "config.json").write_text(content or config.to_json())
     rows = sweep(["table1/cum*/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
     status = {row["recipe"]: row["status"] for row in rows}
     assert status == {"table1/cumsum/dlr-1": "not run", "table1/cummax/dlr-1": "refused"}
-    assert run == ["table1/cumsum/dlr-1"]
+    assert [job.run.recipe.name for job in started] == ["table1/cumsum/dlr-1"]
+    if content is None:
+        said = [row["said"] for row in rows if row["status"] == "refused"]
+        assert "is not of this recipe: its steps is 1000, not 3" in said[0]

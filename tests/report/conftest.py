@@ -1,15 +1,45 @@
-"""A real browser for the tests of the pages, headless Chromium."""
+"""Pages of made-up results, and a real browser for them, headless Chromium."""
 
 import os
 import shutil
 
 import pytest
 
+import made_up
+from dlrnn.paper.results import read_results
+from dlrnn.report.site import write_site
+
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 )
 DESK = {"width": 1200, "height": 900}
+
+
+def write_pages(folder, runs=None):
+    """Made-up results in a folder and a site of them."""
+    results = made_up.write(folder, runs)
+    said = write_site(folder / "site", [read_results(results, "ours")], folder / "lengths.json")
+    assert said == []
+    return folder / "site"
+
+
+@pytest.fixture(scope="session")
+def made_up_site(tmp_path_factory):
+    """Pages with a run or two of nearly every recipe."""
+    return write_pages(tmp_path_factory.mktemp("made-up"))
+
+
+@pytest.fixture(scope="session")
+def full_site(tmp_path_factory):
+    """Pages with as many results as the paper has."""
+    return write_pages(tmp_path_factory.mktemp("full"), made_up.full())
+
+
+@pytest.fixture
+def site(made_up_site):
+    """The site that `visit` opens; a test module may have its own."""
+    return made_up_site
 
 
 def left_out(why):
@@ -37,7 +67,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, site):
-    """A function that opens a page; at the end nothing may have gone wrong or left the site."""
+    """A function that opens a page; no error and no request to another site may have occurred."""
     contexts, wrong = [], []
 
     def opened(name, *, scheme="light", viewport=DESK, at=site, **options):

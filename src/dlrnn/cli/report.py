@@ -8,50 +8,51 @@ from dlrnn.cli.shared import command, print_json, say, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
-    from dlrnn.report import Collected, Results
+    from dlrnn.paper.collect import Collected
+    from dlrnn.paper.results import Results
 
 LENGTHS = Path("docs/measured/lengths.json")
 
 
 def add(commands: Any) -> None:
-    """Their parsers."""
-    results = commands.add_parser("results", help="records of what was run", allow_abbrev=False)
+    """Add the parsers of both commands."""
+    results = commands.add_parser("results", help="recorded results of runs", allow_abbrev=False)
     what = results.add_subparsers(dest="case", required=True, metavar="WHAT")
-    adds = command(what, "add", _add, "record finished runs, under results/")
+    adds = command(what, "add", _add, "record runs in a folder of results")
     adds.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run, or a folder of runs"
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run directory, or a folder of them"
     )
     adds.add_argument("--into", type=Path, default=Path("results"), metavar="DIR")
-    adds.add_argument("--recipe", metavar="NAME", help="table/task/model; default: the nearest")
-    text = "what it is instead of the recipe, 'fp32 phases'; default: found out"
+    adds.add_argument("--recipe", metavar="NAME", help="default: the nearest recipe")
+    text = "how the run differs from its recipe, 'fp32 phases'; default: found from its settings"
     adds.add_argument("--variant", metavar="TEXT", help=text)
-    adds.add_argument("--note", default="", metavar="TEXT", help="kept with the number")
-    text = "of the source, for runs that were made outside a checkout"
+    adds.add_argument("--note", default="", metavar="TEXT", help="free text for the record")
+    text = "the commit of the source, for runs that did not record it"
     adds.add_argument("--commit", metavar="HASH", help=text)
-    text = "runs that were stopped, too, as far as they came"
+    text = "also record runs that are not complete"
     adds.add_argument("--unfinished", action="store_true", help=text)
-    text = "instead of one that is there, whatever its steps and settings"
+    text = "replace a recorded run, whatever its steps and settings"
     adds.add_argument("--replace", action="store_true", help=text)
 
-    report = command(commands, "report", _report, "a static site of the results")
+    report = command(commands, "report", _report, "write the results as static pages")
     report.add_argument("--out", type=Path, metavar="DIR", help="default: out/report")
-    text = "the first is ours, each other has a column of its own; default: results, if it is there"
+    text = "folders of results: the first is ours, each other becomes a column; default: results"
     report.add_argument("--results", nargs="+", type=Path, metavar="DIR", help=text)
     text = (
-        "your own runs, or folders of runs: a column beside ours and the paper's, or one a folder"
-        " where two are of one recipe and seed"
+        "your run directories, or folders of them: they become a column, or one for each folder"
+        " where two runs have the same recipe and seed"
     )
     report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
-    text = "the tables as Markdown, and pictures/table1.png beside it; without --out, no site"
+    text = "write the tables as Markdown, and pictures/table1.png; no pages unless --out is given"
     report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
-    text = "what `dlrnn bench lengths --json` printed; default: docs/measured/lengths.json"
+    text = "output of `dlrnn bench lengths --json`; default: docs/measured/lengths.json"
     report.add_argument("--lengths", type=Path, metavar="FILE", help=text)
 
 
 def _add(given: argparse.Namespace) -> int:
     from dlrnn.paper.recipes.catalogue import RECIPES
-    from dlrnn.report import add
-    from dlrnn.report.results import RECORDS
+    from dlrnn.paper.results import RECORDS
+    from dlrnn.paper.store import add
 
     names = ("recipe", "variant", "note", "commit", "unfinished")
     runs, problems = _collected(given.runs, **{name: getattr(given, name) for name in names})
@@ -62,8 +63,8 @@ def _add(given: argparse.Namespace) -> int:
     for problem in [problem for run in runs.values() for problem in run.problems]:
         warn(f"dlrnn results: {problem}")
     if given.recipe is not None and given.recipe not in RECIPES:
-        own = "it has a row of its own, beside no number of the paper's"
-        warn(f"dlrnn results: no recipe is called {given.recipe}: {own}")
+        row = "the tables show it in its own row, without a number of the paper"
+        warn(f"dlrnn results: there is no recipe {given.recipe}: {row}")
     said = add(runs.values(), given.into, replace=given.replace)
     if given.json:
         return print_json(said)
@@ -108,9 +109,9 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]:
-    """Ours, others, the user's runs; and what is to be said of them that is no problem."""
-    from dlrnn.report.own import own_results
-    from dlrnn.report.results import check_results, read_results
+    """Our results, those of others and the user's runs; and notes that are not problems."""
+    from dlrnn.paper.results import check_results, read_results
+    from dlrnn.paper.user_runs import user_results
 
     for folder in given.results or []:
         check_results(folder)
@@ -120,13 +121,13 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
         runs, problems = _collected(given.runs, unfinished=True)
         if not runs:
             raise ValueError(problems[0])
-        results += own_results(runs, given.runs)
+        results += user_results(runs, given.runs)
         results[-1].problems += [*problems, *(p for run in runs.values() for p in run.problems)]
     if any(one.records for one in results):
         empty = not results[0].records and not given.results
         return results, [f"nothing is recorded in {first}: ours says “not run”"] if empty else []
     problems = [problem for one in results for problem in one.problems]
-    if given.results or problems:  # something was meant to be shown
+    if given.results or problems:  # the user expects something to be shown
         for problem in problems:
             warn(f"dlrnn report: {problem}")
         folders = ", ".join(map(str, given.results or [first]))
@@ -135,7 +136,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Of their columns: with the parent's where two have one name."""
+    """The names of their columns, with the parent's name where two folders have one name."""
     alone = [each.absolute().name for each in folders]
     names = [
         name if alone.count(name) == 1 else f"{each.absolute().parent.name}/{name}"
@@ -150,16 +151,16 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def _collected(paths: list[Path], **options: Any) -> tuple[dict[Path, "Collected"], list[str]]:
-    """What can be read of the runs, by folder; the rest is a sentence each."""
-    from dlrnn.report import collect, find_runs
-    from dlrnn.report.results import UNREADABLE
+    """Collect the runs that can be read, by run directory, and a problem for each other run."""
+    from dlrnn.paper.collect import collect, find_runs
+    from dlrnn.paper.results import UNREADABLE
 
     found, problems = {}, []
     for path in find_runs(paths):
         try:
             found[path] = collect(path, **options)
         except UNREADABLE as error:
-            told = isinstance(error, ValueError | OSError)  # else it is Python that speaks
-            said = brief(error) if told else "its files are not those of a run"
+            told = isinstance(error, ValueError | OSError)  # other messages are Python's own
+            said = brief(error) if told else "its files are not those of a run directory"
             problems.append(said if str(path) in said else f"{path}: {said}")
     return found, problems

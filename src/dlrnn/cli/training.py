@@ -97,7 +97,7 @@ def _early_stop(parser: argparse.ArgumentParser) -> None:
     text = "end a run whose metric stays at 1, or at 0 after half of the steps"
     parser.add_argument("--early-stop", action="store_true", help=text)
     text = argparse.SUPPRESS  # the name of this option in the commands that results/ records
-    parser.add_argument("--until-plain", dest="early_stop", action="store_true", help=text)
+    parser.add_argument("--early-stop", dest="early_stop", action="store_true", help=text)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +147,7 @@ def _train(given: argparse.Namespace) -> int:
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     """The directory and the configuration of a new run."""
     from dlrnn.paper import recipes
+    from dlrnn.paper.runs import changed_path
     from dlrnn.train import with_overrides
 
     if given.recipe is None:
@@ -158,7 +159,7 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     config = with_overrides(unchanged, given.overrides)
     for note in _not_inherited(unchanged, config) if is_rank_zero() else ():
         warn(note)
-    return given.out or recipes.changed_path(recipe, "runs", given.scale, config), config
+    return given.out or changed_path(recipe, "runs", given.scale, config), config
 
 
 def _not_inherited(old: "RunConfig", new: "RunConfig") -> list[str]:
@@ -198,6 +199,7 @@ def _eval(given: argparse.Namespace) -> int:
 
 def _recipes(given: argparse.Namespace) -> int:
     from dlrnn.paper import recipes
+    from dlrnn.paper.reproduce import listing
 
     if given.show:
         recipe = recipes.get(given.show)
@@ -205,7 +207,7 @@ def _recipes(given: argparse.Namespace) -> int:
         return 0
     names = {recipe.name for recipe in recipes.chosen(given.recipes or recipes.TABLES)}
     recorded, rows, refused = _recorded(Path("results")), [], False
-    for line in recipes.listing(given.out, given.scale):
+    for line in listing(given.out, given.scale):
         name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
         refused |= line.pop("refused") and name in names
         if given.scale != "full":
@@ -229,9 +231,9 @@ def _recipes(given: argparse.Namespace) -> int:
 
 def _recorded(folder: Path) -> dict[str, str]:
     """Our numbers by recipe; a star marks those that `dlrnn report` does not compare."""
-    from dlrnn.report.cells import our_number
-    from dlrnn.report.layouts import make_tables
-    from dlrnn.report.results import read_results
+    from dlrnn.paper.comparison import our_number
+    from dlrnn.paper.results import read_results
+    from dlrnn.paper.tables import make_tables
 
     results = read_results(folder, "ours")
     for problem in results.problems:
@@ -248,7 +250,7 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 def _reproduce(given: argparse.Namespace) -> int:
     from dlrnn.paper import recipes
-    from dlrnn.paper.recipes.rows import numbers
+    from dlrnn.paper.numbers import short
 
     rows = recipes.reproduce(
         given.table,
@@ -263,10 +265,10 @@ def _reproduce(given: argparse.Namespace) -> int:
     lines = [
         {
             "recipe": row.recipe,
-            "paper": numbers(row.paper),
-            "yours": numbers(row.yours) or None,
+            "paper": short(row.paper),
+            "yours": short(row.yours) or None,
             "seeds": row.seeds,
-            "spread": numbers(row.spread) or None,
+            "spread": short(row.spread) or None,
             "status": row.status,
         }
         for row in rows
@@ -281,7 +283,7 @@ def _reproduce(given: argparse.Namespace) -> int:
 
 
 def _sweep(given: argparse.Namespace) -> int:
-    from dlrnn.paper.recipes.sweep import sweep
+    from dlrnn.paper.sweep import sweep
 
     _check_changes(given)
     rows = sweep(

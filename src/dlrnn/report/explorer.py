@@ -1,38 +1,37 @@
-"""The explorer: pick a run, a layer and a step; explorer.js draws."""
+"""The page on which visitors choose a run, a layer and a step; explorer.js draws them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrnn.report.book import Table
-from dlrnn.report.collect import thinned
-from dlrnn.report.html import Html, join, tag
+from dlrnn.paper.comparison import Table
+from dlrnn.paper.results import Results, thinned
 from dlrnn.report.pages import runs_with
-from dlrnn.report.results import Results
+from dlrnn.report.templates import render
 
 FEWER = (16, 12, 8, 7, 6, 5, 4, 3, 2)
-"""Steps of each run, tried in this order until all fit."""
+"""Numbers of steps of each run, tried in this order until all runs fit."""
 
 
 class Run(NamedTuple):
-    """One whose layers were kept, each step already as JSON."""
+    """A run with snapshots of its layers, each step as JSON."""
 
-    key: str  # of its file
-    name: str  # to show
-    cell: tuple[str, str, str]  # all its seeds have it
+    key: str  # the name of its file
+    name: str  # its title
+    cell: tuple[str, str, str]  # shared by its seeds
     steps: list[str]
 
     def script(self, steps: int) -> bytes:
-        """That hands the layers to explorer.js, of so many steps."""
+        """The script that hands so many steps to explorer.js."""
         return f'dlrnnLayers("{self.key}",[{",".join(thinned(self.steps, steps))}]);\n'.encode()
 
     def size(self, steps: int) -> int:
-        """Bytes of it, or a few more."""
+        """An upper bound of the bytes of the script."""
         return sum(len(each) + 1 for each in thinned(self.steps, steps)) + len(self.key) + 40
 
 
 def explorer_runs(results: Sequence[Results], tables: Sequence[Table]) -> list[Run]:
-    """Every run that has layers to show."""
+    """Every run that has snapshots."""
     return [
         Run(
             f"{place}-{record.stem}",
@@ -45,9 +44,10 @@ def explorer_runs(results: Sequence[Results], tables: Sequence[Table]) -> list[R
 
 
 def fitted(runs: Sequence[Run], room: int) -> tuple[list[Run], int]:
-    """The runs, and how many steps of each, that fit into so many bytes.
+    """The runs that fit into so many bytes, and the number of their steps.
 
-    First all of them; then one seed a cell, with fewer and fewer steps; then fewer runs.
+    First all runs are tried, then one seed of each cell with fewer and fewer steps, then fewer
+    runs.
     """
     one_seed = list({run.cell: run for run in reversed(runs)}.values())[::-1]
     for kept, steps in [(list(runs), FEWER[0]), *((one_seed, steps) for steps in FEWER)]:
@@ -61,45 +61,15 @@ def fitted(runs: Sequence[Run], room: int) -> tuple[list[Run], int]:
 
 
 def left_out(runs: Sequence[Run], kept: Sequence[Run]) -> str:
-    """In a sentence; "" if nothing is."""
+    """The runs that do not fit, in a sentence; "" if all do."""
     shown = {run.cell for run in kept}
     missing = [run for run in runs if run not in kept]
     further = sum(run.cell in shown for run in missing)
-    parts = [f"{further} further seeds of what is shown"] if further else []
+    parts = [f"{further} further seeds of the runs that are shown"] if further else []
     parts += [run.name for run in missing if run.cell not in shown]
-    return f"Left out, for the size of the pages: {'; '.join(parts)}." if parts else ""
+    return f"Left out to limit the size of the pages: {'; '.join(parts)}." if parts else ""
 
 
-def explorer(runs: Mapping[str, str], missing: str) -> Html:
-    """The page; names to show by the key of their file."""
-    head = join(
-        tag("h1", "Explorer: a trained layer"),
-        tag(
-            "p",
-            "Eigenvalues, kernels and impulse response of a layer while it learns.",
-            class_="lead",
-        ),
-        tag("p", missing, class_="quiet") if missing else None,
-    )
-    if not runs:
-        return join(head, tag("p", "There are no snapshots of trained layers to show."))
-    options = [tag("option", name, value=key) for key, name in runs.items()]
-    return join(
-        head,
-        tag(
-            "div",
-            tag("label", "Run ", tag("select", options, id="run")),
-            tag("label", "Layer ", tag("select", id="layer")),
-            tag("div", tag("label", "Training step", for_="step"), " ",
-                tag("output", id="step-shown", for_="step"),
-                tag("div",
-                    tag("input", id="step", type="range", min=0, max=0, value=0),
-                    tag("div", tag("span"), tag("span"), class_="ends", aria_hidden="true"),
-                    id="steps", hidden=True)),
-            class_="controls",
-        ),
-        tag("p", id="layer-facts", class_="quiet", aria_live="polite"),
-        tag("div", id="explorer", class_="plots"),
-        tag("noscript", "The explorer draws in the browser and needs JavaScript."),
-        tag("script", src="explorer.js", defer=True),
-    )  # fmt: skip
+def explorer(kept: Sequence[Run], missing: str, problems: Sequence[str]) -> str:
+    """The page; `missing` says which runs it leaves out."""
+    return render("explorer", page="explorer", problems=problems, runs=kept, missing=missing)

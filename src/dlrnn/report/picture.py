@@ -1,4 +1,4 @@
-"""Table 1 as a picture: in each cell the paper's R2 beside ours, the higher the darker."""
+"""Table 1 as a picture: each cell has the paper's R2 and ours; darker means higher."""
 
 import io
 import textwrap
@@ -9,11 +9,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dlrnn.report.book import Cell, Table
-from dlrnn.report.cells import NOT_RUN, our_number, paper_number
-from dlrnn.report.layouts import make_tables
-from dlrnn.report.results import Results
-from dlrnn.report.tables import count_text
+from dlrnn.paper.comparison import NOT_RUN, Cell, Table, count_text, our_number, paper_number
+from dlrnn.paper.results import Results
+from dlrnn.paper.tables import make_tables
 
 SHADES = LinearSegmentedColormap.from_list("R2", ("#f4f7fa", "#7fb2dd", "#0b4f93"))
 QUIET, INK, RED = "#56606b", "#1c2126", "#b04a12"
@@ -21,14 +19,14 @@ HEIGHT, GAP = 0.86, 0.04  # of a cell; between its halves
 
 
 def table1_png(results: Sequence[Results]) -> bytes:
-    """The same results give the same picture."""
+    """The picture as PNG; equal results give equal bytes."""
     content = io.BytesIO()
     table1_figure(results).savefig(content, dpi=120, metadata={"Software": None})
     return content.getvalue()
 
 
 def table1_figure(results: Sequence[Results]) -> Figure:
-    """What was not run says so."""
+    """The picture as a figure of matplotlib."""
     table = make_tables(results)[0]
     columns, rows = list(table.columns), list(table.rows)
     figure = Figure(figsize=(10.5, 0.42 * len(rows) + 2.0), layout="constrained")
@@ -82,7 +80,7 @@ def _half(axes: Axes, middle: float, down: int, value: float | None, text: str) 
 
 
 def _below(table: Table) -> str:
-    """What the picture's marks mean, as far as it has any."""
+    """The meaning of the marks in the picture."""
     parts = [count_text(table)]
     found = [(cell, cell.ours["R2"]) for cell in table.grid if "R2" in cell.ours]
     if any(not seeds.is_comparable for _, seeds in found):

@@ -1,15 +1,14 @@
-"""The page of speed: time against length, and relative time per step."""
+"""The page on speed: time against length, and relative time per step."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrnn.report.book import Table
-from dlrnn.report.html import Html, join, tag
-from dlrnn.report.results import Results, read_json
-from dlrnn.report.svg import Axis, Series, line_plot, shown
-from dlrnn.report.tables import plain_table
+from dlrnn.paper.comparison import Table
+from dlrnn.paper.results import Results, read_json
+from dlrnn.report.plots import Axis, Plot, Series, line_plot, shown
+from dlrnn.report.templates import render
 
 DLR = {
     "fused": "DLR, our kernels",
@@ -27,28 +26,28 @@ LAYERS = {
     "layer local-attention": "local attention, chunks of 1024",
     "layer attention-ff": "attention + 2 feed-forward",
 }
-"""What `bench lengths` calls the mixers beside DLR; in bf16 with " bf16" behind it."""
+"""The names of the other mixers in `bench lengths`; those in bf16 end with " bf16"."""
 
 CEILING = (
-    "The ceiling (dashed) is not measured: it is the time in which an H200 could do this layer's"
-    " work if nothing else took any. Bytes: five passes over the activations at 4.3 TB/s, which its"
-    " memory reaches. FLOP: 12 H N L to make the kernel and its gradients, at 263 TFLOP/s, a third"
-    " of its 790 in 16 bits, because three such products make one of fp32's accuracy. The two are"
-    " added. Kernels of this accuracy cannot be below it; how far above is what is left to win."
+    "The ceiling (dashed) is not measured: it is the least time of an H200 for the work of this"
+    " layer. Bytes: five passes over the activations at 4.3 TB/s, which its memory reaches. FLOP:"
+    " 12 H N L to make the kernel and its gradients, at 263 TFLOP/s, a third of its 790 in 16 bits,"
+    " because three such products make one of fp32's accuracy. The two times are added. Kernels of"
+    " this accuracy cannot be faster."
 )
-GREY = 4  # the style that is the ceiling's
+GREY = 4  # the style of the ceiling
 NO_MIXERS = {"case", "B", "L", "goal", "authors"}
 
 
 class Lengths(NamedTuple):
-    """What `dlrnn bench lengths --json` measured: ms by length, by mixer."""
+    """The output of `dlrnn bench lengths --json`: (length, ms) by mixer."""
 
     device: str
     times: dict[str, list[tuple[float, float]]]
 
 
 def read_lengths(path: str | Path, problems: list[str]) -> Lengths | None:
-    """None if there is no such file."""
+    """Read the output of `dlrnn bench lengths --json`; None if there is no file."""
     return read_json(Path(path), _lengths, problems)
 
 
@@ -63,7 +62,7 @@ def _lengths(values: Any) -> Lengths:
 
 
 def not_shown(path: str | Path) -> str:
-    """What is said where no time against length can be drawn: where such a file comes from."""
+    """Why time against length is not shown, and where such a file comes from."""
     why = f"{path} holds none" if Path(path).is_file() else f"there is no {path} here"
     return (
         f"time against length is not shown: {why}; a clone of dlrnn has ours, and"
@@ -72,44 +71,40 @@ def not_shown(path: str | Path) -> str:
 
 
 def speed(
-    tables: Sequence[Table], ours: Results, lengths: Lengths | None, path: str | Path
-) -> Html:
-    """Time against length (read from the path), and relative time per step."""
+    tables: Sequence[Table],
+    ours: Results,
+    lengths: Lengths | None,
+    path: str | Path,
+    problems: Sequence[str],
+) -> str:
+    """The page; `path` is the file of the lengths."""
     said = not_shown(path)
-    before, command, after = f"{said[0].upper()}{said[1:]}.".rsplit("`", 2)
-    by_length: list[Html | None] = [tag("p", before, tag("code", command), after)]
-    if (plot := length_plot(lengths)) is not None and lengths is not None:
-        by_length = [plot, mixer_plot(lengths), _length_table(lengths)]
-    return join(
-        tag("h1", "Speed"),
-        tag("h2", "Time against length"),
-        tag(
-            "p",
-            "One layer, H 128, N 1024 where nothing else is said, forward and backward, 65536"
-            " positions in sequences of one length, or one sequence where it is longer.",
-            class_="lead",
-        ),
-        by_length,
-        tag("h2", "Relative time per step"),
-        tag(
-            "p",
-            "A training step beside one of DLR at the same length, and what the paper says of its"
-            " own hardware.",
-        ),
-        _step_times(ours.step_times, tables),
+    told = f"{said[0].upper()}{said[1:]}."
+    times, titles = ours.step_times, {k: t for table in tables for k, t in table.columns.items()}
+    return render(
+        "speed",
+        page="speed",
+        problems=problems,
+        lengths_plot=length_plot(lengths),
+        mixers_plot=lengths and mixer_plot(lengths),
+        length_table=lengths and _length_table(lengths),
+        not_shown=told.rsplit("`", 2),
+        times=times,
+        step_rows=times and _step_rows(times["models"], titles),
+        table3_rows=times and _table3_rows(times["table3"]),
     )
 
 
 def title_of(name: str) -> str:
-    """Of a name in lengths.json."""
+    """The title of a name in lengths.json."""
     mixer = name.removesuffix(" bf16")
     if mixer in LAYERS:
         return LAYERS[mixer] + (", bf16" if mixer != name else "")
     return DLR.get(name, name)
 
 
-def length_plot(lengths: Lengths | None) -> Html | None:
-    """DLR by each backend, attention without projections, and the ceiling dashed."""
+def length_plot(lengths: Lengths | None) -> Plot | None:
+    """DLR with each backend, attention without projections, and DLR's ceiling, dashed."""
     if lengths is None:
         return None
     names = [name for name in dict.fromkeys((*DLR, *lengths.times)) if name in lengths.times]
@@ -118,8 +113,8 @@ def length_plot(lengths: Lengths | None) -> Html | None:
     return _plot("lengths", title, lengths, names, CEILING if "ceiling" in names else "")
 
 
-def mixer_plot(lengths: Lengths) -> Html | None:
-    """Whole layers of every mixer, DLR by the fastest backend, beside DLR's ceiling."""
+def mixer_plot(lengths: Lengths) -> Plot | None:
+    """Whole layers of every mixer, DLR with its fastest backend, and DLR's ceiling."""
     layers = [name for name in lengths.times if name.startswith("layer ")]
     dlr = next((name for name in ("fused", "torch") if name in lengths.times), None)
     names = [*filter(None, [dlr]), *layers, *(["ceiling"] if "ceiling" in lengths.times else [])]
@@ -127,7 +122,7 @@ def mixer_plot(lengths: Lengths) -> Html | None:
     return _plot("mixers", title, lengths, names) if layers else None
 
 
-def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = "") -> Html | None:
+def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = "") -> Plot | None:
     series = [
         Series(title_of(name), lengths.times[name], GREY, dashed=True)
         if name == "ceiling"
@@ -149,7 +144,8 @@ def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = 
     )
 
 
-def _length_table(lengths: Lengths) -> Html:
+def _length_table(lengths: Lengths) -> list[list[str]]:
+    """The titles, then a row for each length."""
     names = list(lengths.times)
     by_length: dict[float, dict[str, float]] = {}
     for name, points in lengths.times.items():
@@ -159,46 +155,31 @@ def _length_table(lengths: Lengths) -> Html:
         [shown(length), *(shown(values[n]) if n in values else "–" for n in names)]
         for length, values in sorted(by_length.items())
     ]
-    head = ["length", *map(title_of, names)]
-    table = plain_table("Milliseconds by length", head, rows)
-    return tag("details", tag("summary", "The same as a table"), table)
+    return [["length", *map(title_of, names)], *rows]
 
 
 def _in(precision: str, model: str) -> str:
-    """What is not fp32 says so."""
+    """The title of a model, with the precision unless it is fp32."""
     return model if precision == "fp32" else f"{model}, {precision}"
 
 
-def _step_times(found: dict[str, Any] | None, tables: Sequence[Table]) -> Html:
-    missing = tag(
-        "p", "Not measured: there is no recorded ", tag("code", "dlrnn bench step --tables"), "."
-    )
-    if found is None:
-        return missing
+def _step_rows(models: list[dict[str, Any]], titles: dict[str, str]) -> list[list[str]]:
     names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
-    head = ["model", "ms", "relative", "paper", "2L: ms", "2L: relative", "2L: paper"]
-    titles = {name: title for table in tables for name, title in table.columns.items()}
-    rows = [
+    return [
         [
             _in(row["precision"], titles.get(row["model"], row["model"])),
             *("–" if row[n] is None else shown(row[n]) for n in names),
         ]
-        for row in found["models"]
+        for row in models
     ]
-    told = f"{found['device']}, torch {found['torch']}; fp32 where nothing else is said."
-    higher = [
+
+
+def _table3_rows(models: list[dict[str, Any]]) -> list[list[str]]:
+    return [
         [
             row["task"],
             _in(row["precision"], row["model"]),
             *(shown(row[n]) for n in ("ms", "relative", "paper")),
         ]
-        for row in found["table3"]
+        for row in models
     ]
-    columns = ["task", "model", "ms a step", "relative", "paper"]
-    return join(
-        tag("p", told, class_="quiet"),
-        tag("h3", "Tables 1 and 6"),
-        plain_table("Relative time per step, Tables 1 and 6", head, rows),
-        tag("h3", "Table 3"),
-        plain_table("Relative time per step, Table 3", columns, higher) if higher else missing,
-    )

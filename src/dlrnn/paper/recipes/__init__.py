@@ -1,4 +1,4 @@
-"""One recipe for every number of the paper's Tables 1 to 6: a complete run and its value.
+"""One recipe for each number of the paper's Tables 1 to 6: a complete run and the paper's value.
 
     from dlrnn.paper import recipes
     recipes.get("table1/shift/dlr-1").config
@@ -7,29 +7,18 @@
 `dlrnn recipes` lists them.
 """
 
+from importlib import import_module
+from typing import Any
+
 from dlrnn.paper.recipes.catalogue import RECIPES, TABLES, chosen, get
-from dlrnn.paper.recipes.outcome import changed_path, run_config, run_path
-from dlrnn.paper.recipes.recipe import Recipe, as_in_paper
-from dlrnn.paper.recipes.reproduce import listing, reproduce, select, status_of, write_table
-from dlrnn.paper.recipes.rows import Row
+from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.scale import Scale, scaled
 
-__all__ = [
-    "RECIPES",
-    "TABLES",
-    "Recipe",
-    "Row",
-    "Scale",
-    "as_in_paper",
-    "changed_path",
-    "chosen",
-    "get",
-    "listing",
-    "reproduce",
-    "run_config",
-    "run_path",
-    "scaled",
-    "select",
-    "status_of",
-    "write_table",
-]
+__all__ = ["RECIPES", "TABLES", "Recipe", "Scale", "chosen", "get", "scaled"]
+
+
+def __getattr__(name: str) -> Any:
+    """The functions `reproduce` and `sweep`; their modules import this package."""
+    if name in ("reproduce", "sweep"):
+        return getattr(import_module(f"dlrnn.paper.{name}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

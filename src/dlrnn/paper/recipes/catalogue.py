@@ -1,21 +1,48 @@
-"""All recipes, by table and by name."""
+"""All recipes, by name and by table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
 
 from dlrnn.paper.recipes import table1, table2, table3, table4, table5, table6
-from dlrnn.paper.recipes.recipe import Recipe
+from dlrnn.paper.recipes.recipe import Builders, Recipe
 
-TABLES = {
-    "table1": table1.RECIPES,
-    "table2": table2.RECIPES,
-    "table3": table3.RECIPES,
-    "table4": table4.RECIPES,
-    "table5": table5.RECIPES,
-    "table6": table6.RECIPES,
+
+class Recipes(Mapping[str, Recipe]):
+    """Recipes by name. Each one is built when it is first asked for."""
+
+    def __init__(self, builders: Builders):
+        self._builders = builders
+        self._built: dict[str, Recipe] = {}
+
+    def __getitem__(self, name: str) -> Recipe:
+        """The recipe of that name."""
+        if name not in self._built:
+            self._built[name] = self._builders[name]()
+        return self._built[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a recipe of that name; builds none."""
+        return name in self._builders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._builders)
+
+    def __len__(self) -> int:
+        return len(self._builders)
+
+
+_BUILDERS = {
+    "table1": table1.BUILDERS,
+    "table2": table2.BUILDERS,
+    "table3": table3.BUILDERS,
+    "table4": table4.BUILDERS,
+    "table5": table5.BUILDERS,
+    "table6": table6.BUILDERS,
 }
-RECIPES: dict[str, Recipe] = {each.name: each for table in TABLES.values() for each in table}
+TABLES: dict[str, tuple[str, ...]] = {table: tuple(each) for table, each in _BUILDERS.items()}
+"""The names of the recipes of each table."""
+RECIPES = Recipes({name: build for each in _BUILDERS.values() for name, build in each.items()})
 """Every recipe by its name."""
 
 
@@ -32,7 +59,7 @@ def get(name: str) -> Recipe:
 
 
 def chosen(asked: Iterable[str]) -> list[Recipe]:
-    """By name, by what names begin with (`table1`, `table1/shift`) or pattern, each once."""
+    """The recipes of names, of beginnings (`table1`, `table1/shift`) or patterns, each once."""
     found: dict[str, Recipe] = {}
     for each in asked:
         names = _below(each) or [name for name in RECIPES if fnmatch(name, each)]
@@ -47,7 +74,7 @@ def _below(name: str) -> list[str]:
 
 
 def _ways_to_ask() -> list[str]:
-    """All names, and their patterns with a star for one part or two."""
+    """All names, and patterns with a star in place of one or two of their parts."""
     known: dict[str, None] = {}
     for name in RECIPES:
         table, task, model = name.split("/")
@@ -57,7 +84,7 @@ def _ways_to_ask() -> list[str]:
 
 
 def advice(name: str, known: Sequence[str]) -> str:
-    """The first name that begins so, or the nearest; where none is near, how to see them all."""
+    """Suggest the first name that begins with `name`, or the nearest one."""
     begun = [each for each in known if each.startswith(name.lower())]
     near = begun or get_close_matches(name.lower(), known, n=1)
     return f"did you mean {near[0]!r}?" if near else "`dlrnn recipes` lists them"

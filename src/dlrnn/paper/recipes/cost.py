@@ -1,36 +1,36 @@
-"""What a run costs on one H200, in minutes: an estimate, no measurement of the run.
+"""Estimated minutes of a run on one H200.
 
-The rates fit whole training steps on such a machine with our own kernels, captured as a graph, fp32
-(the language model: bf16). Evaluation, compiling and S4's kernel (a guess) are not fitted.
+The rates are fitted to measured training steps on such a machine with our own kernels, captured as
+a graph, in fp32 (the language model: bf16). Evaluation, compilation and S4's kernel (a guess) are
+not fitted.
 """
 
 from dlrnn.models import LanguageConfig
 from dlrnn.train import RunConfig
 
 STEP_MS = 0.25
-"""Of a step, whatever its size: encoder, decoder, AdamW."""
+"""Milliseconds of a step that do not depend on its size: encoder, decoder, AdamW."""
 
 ELEMENT_MS = 0.035e-6
-"""Of an element of the input, B L H, in a layer: convolution, activation, linear map, norm."""
+"""Milliseconds of each input element, B L H, in a layer: all but the kernel."""
 
 ATTENTION_ELEMENT_MS = 0.24e-6
-"""The same with attention's four projections, in fp32."""
+"""Milliseconds of each input element in a layer with attention's four projections, in fp32."""
 
 KERNEL_MS = {"dlr": 0.125e-9, "dss": 0.43e-9, "s4d": 0.43e-9, "s4": 8e-9}
-"""Of an entry of the Vandermonde product, H N K: those with a lambda a channel share no table."""
+"""Milliseconds of each entry of the Vandermonde product, H N K."""
 
 PAIR_MS = 0.73e-9
-"""Of a pair of positions that attention compares, times B H."""
+"""Milliseconds of each pair of positions that attention compares, times B H."""
 
 GLU = 1.7
-"""A layer with it: a linear map of twice the width. A guess."""
+"""The factor of a layer with GLU, whose linear map has twice the width. A guess."""
 
 FEED_FORWARD = 5
-"""Two feed-forward layers of width 16 H, in passes over the elements."""
-
+"""The factor of two feed-forward layers of width 16 H."""
 
 LANGUAGE_ELEMENT_MS = 0.2e-6
-"""Of an element in a block of the language model with experts: all but its matrix products."""
+"""Milliseconds of each element in a block of the language model, without its matrix products."""
 
 LANGUAGE_OPERATIONS_MS = 4e11
 """Operations of the language model's matrix products in a millisecond, in bf16."""
@@ -60,7 +60,7 @@ def minutes(config: RunConfig) -> float:
 
 
 def _language_minutes(config: RunConfig, model: LanguageConfig) -> float:
-    """Every expert sees its share of the tokens: the work is that of one, whatever their number."""
+    """The experts share the tokens, so that their work does not depend on their number."""
     length = config.make_task().input_length
     tokens = config.batch_size * length
     layer = LANGUAGE_ELEMENT_MS * tokens * model.d_model

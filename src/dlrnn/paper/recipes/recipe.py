@@ -1,48 +1,42 @@
-"""What a recipe is."""
+"""The definition of a recipe."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from dlrnn.paper.recipes.cost import minutes
 from dlrnn.train import RunConfig
 
-PLACES = {"R2": 3, "train_loss": 2, "loss": 2}
-"""Metrics of the paper that are no percentages, and the places behind the point that are shown."""
-
-PERCENTAGES = {"accuracy", "macro_f1", "macro_accuracy"}
-"""Metrics that the paper gives in percent."""
+DSS_NOTE = "Lambda starts at the authors' program's frequencies, pi n; the paper's text has 2 pi n"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One number of the paper, and how to get it.
+    """One number of the paper and the run that reproduces it.
 
     Attributes:
         name: `table/task/model`, "table1/shift/dlr-1".
         config: the complete run, at the paper's sizes.
         paper: the paper's values by metric, in the paper's units.
-        cost: expected minutes on one H200, an estimate.
-        note: what is special; "" if nothing is.
+        note: what differs from the other recipes of the table; "" if nothing does.
     """
 
     name: str
     config: RunConfig
     paper: dict[str, float]
-    cost: float
     note: str = ""
 
+    @cached_property
+    def cost(self) -> float:
+        """Expected minutes on one H200, an estimate."""
+        return minutes(self.config)
 
-DSS_NOTE = "Lambda starts at the authors' program's frequencies, pi n; the paper's text has 2 pi n"
+
+Builders = dict[str, Callable[[], Recipe]]
+"""By name, a function that builds the recipe."""
 
 
 def recipe(name: str, config: RunConfig, paper: dict[str, float], *notes: str) -> Recipe:
-    """A recipe with its estimated cost; notes that are "" are left out."""
+    """A recipe with the notes that are not empty, and one on DSS's frequencies."""
     every = (*notes, DSS_NOTE if config.model.mixer == "dss" else "")
-    return Recipe(name, config, paper, minutes(config), "; ".join(filter(None, every)))
-
-
-def as_in_paper(metric: str, value: float) -> float:
-    """A metric of ours in the paper's units: accuracies and F1 in percent, the others as they are.
-
-    The only place that converts: records and results hold fractions, `Recipe.paper` does not.
-    """
-    return 100 * value if metric in PERCENTAGES else value
+    return Recipe(name, config, paper, "; ".join(filter(None, every)))

@@ -14,22 +14,24 @@ Scale = Literal["full", "short", "tiny"]
 def scaled(recipe: Recipe, scale: Scale) -> RunConfig:
     """The run of a recipe: the paper's ("full"), a tenth of its steps ("short"), or "tiny".
 
-    Tiny is the same code at sizes that two CPU cores finish in a minute a run, by one rule for all.
-    Everything that is measured in positions shrinks with the length, so that a model remembers the
-    same share of its input: states, kernels and chunks become shorter, decays faster.
+    A tiny run takes two CPU cores about a minute. Everything that is measured in positions shrinks
+    with the length, so that a model remembers the same share of its input: there are fewer states,
+    kernels and chunks are shorter, and decay is faster.
     """
     if scale not in get_args(Scale):
         raise ValueError(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}")
     if scale == "full":
         return recipe.config
-    return _short(recipe.config) if scale == "short" else _tiny(recipe.config)
+    return short(recipe.config) if scale == "short" else tiny(recipe.config)
 
 
-def _short(config: RunConfig) -> RunConfig:
+def short(config: RunConfig) -> RunConfig:
+    """The run with a tenth of its steps."""
     return replace(config, steps=max(1, config.steps // 10), warmup=config.warmup // 10)
 
 
-def _tiny(config: RunConfig) -> RunConfig:
+def tiny(config: RunConfig) -> RunConfig:
+    """The run with a small model, short inputs and few steps."""
     task = _tiny_task(config.task)
     length = replace(config, task=task).make_task().input_length
     share = length / config.make_task().input_length
@@ -56,7 +58,7 @@ def _tiny(config: RunConfig) -> RunConfig:
 
 
 def _tiny_task(task: TaskConfig) -> TaskConfig:
-    """Samples are drawn on the spot, where they can be, not read from a set."""
+    """A smaller task, which draws its samples during training where possible."""
     drawn = {"folder"} if TASKS[task.name].drawable else set()
     settings = {name: value for name, value in task.settings.items() if name not in drawn}
     smaller: dict[str, Any] = {

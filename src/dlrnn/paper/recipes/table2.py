@@ -1,20 +1,21 @@
-"""Table 2: Shift, one layer, at lengths up to a million. R2, the best of its evaluations.
+"""Table 2: Shift, one layer, at lengths up to a million. R2, the best of all evaluations.
 
 Expect: DLR and SGConv (N or d = 4096) fall from .8 to .9 at length 16384 to .2 at a million, and
 DLR-prod stays at .98 up to 262144 and gets .78 at a million; .22 is the copy that is not
 shifted, 8/36. DLR-R fails at 256 already (by dt_min = dt_max its lambdas begin equal).
-Hardware: the paper's was one 3090. On one H200, 86000 steps of DLR take about 1 minute at 16384,
+Hardware: the paper used one 3090. On one H200, 86000 steps of DLR take about 1 minute at 16384,
 8 at 262144 and 32 at a million; DSS-exp three times as long (estimates: cost.py).
 
 H = 32, batch 4, post-norm, constant rate. Kernels are as long as the input.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 from dlrnn.models import ModelConfig
-from dlrnn.paper.recipes.paper import row_of
-from dlrnn.paper.recipes.recipe import Recipe, recipe
+from dlrnn.paper.numbers import row_of
+from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 LENGTHS = (16_384, 65_536, 262_144, 1_048_576)
@@ -29,7 +30,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], float]] = {
     "dlr-n512": ("DLR, N=512", "dlr", {"d_state": 512, **SLOW_DECAY}, 1e-5),
     "dlr-r": ("DLR-R", "dlr", {"d_state": 4096, "real": True, **SLOW_DECAY}, 1e-5),
 }
-"""Our name: the paper's, the mixer, its options, the rate."""
+"""By our name: the paper's name, the mixer, its options, the learning rate."""
 
 
 def _recipe(name: str, length: int) -> Recipe:
@@ -48,5 +49,8 @@ def _recipe(name: str, length: int) -> Recipe:
     return recipe(f"table2/{length}/{name}", config, paper, note if mixer == "sgconv" else "")
 
 
-RECIPES = [_recipe(name, length) for length in LENGTHS for name in MODELS if name != "dlr-r"]
-RECIPES.append(_recipe("dlr-r", 256))
+_RUNS = [(name, length) for length in LENGTHS for name in MODELS if name != "dlr-r"]
+_RUNS.append(("dlr-r", 256))
+BUILDERS: Builders = {
+    f"table2/{length}/{name}": partial(_recipe, name, length) for name, length in _RUNS
+}

@@ -89,7 +89,7 @@ function panel(what) {
   return figure;
 }
 
-// As report/layers.py packs them: 16-bit integers in base64.
+// As paper/snapshots.py packs them: 16-bit integers in base64.
 const words = (text) => [...new Int16Array(Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer)];
 const power = (word) => (word === -32768 ? 0 : 10 ** (word / 2000));
 
@@ -189,7 +189,7 @@ function explore() {
         facts.textContent = "The layers of this run are missing.";
         room.ariaBusy = "false";
       };
-      room.ariaBusy = "true"; // what is drawn is still the run before
+      room.ariaBusy = "true"; // the previous run is still drawn
       document.head.append(script);
       return;
     }
@@ -197,7 +197,7 @@ function explore() {
     layer.replaceChildren(...snapshots[0].layers.map((each, k) => element("option", { value: k }, `${each.name} (${each.kind})`, null)));
     step.max = snapshots.length - 1;
     step.value = snapshots.length - 1;
-    steps.hidden = snapshots.length < 2; // nothing to slide over
+    steps.hidden = snapshots.length < 2; // a slider needs two steps
     const [from, to] = steps.querySelectorAll(".ends span");
     from.textContent = snapshots[0].step;
     to.textContent = snapshots[snapshots.length - 1].step;

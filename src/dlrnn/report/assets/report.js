@@ -1,4 +1,4 @@
-// Sorting, dialogs, values of plots. Nothing is fetched from elsewhere.
+// Sorting, dialogs, values of plots. No request leaves the site.
 "use strict";
 
 document.documentElement.classList.add("js");
@@ -15,7 +15,7 @@ function sortBy(head) {
   const place = head.cellIndex;
   const compare = (a, b) => {
     const [x, y] = [keyOf(a, place), keyOf(b, place)];
-    if (x === "" || y === "") return (x === "") - (y === ""); // what is missing comes last
+    if (x === "" || y === "") return (x === "") - (y === ""); // missing values come last
     const numbers = !Number.isNaN(Number(x)) && !Number.isNaN(Number(y));
     return sign * (numbers ? Number(x) - Number(y) : x.localeCompare(y));
   };
@@ -42,7 +42,7 @@ document.addEventListener("click", (event) => {
     event.preventDefault();
     history.replaceState(null, "", link.hash);
   }
-  if (event.target instanceof HTMLDialogElement) event.target.close(); // beside it
+  if (event.target instanceof HTMLDialogElement) event.target.close(); // a click outside the dialog
 });
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("close", () => history.replaceState(null, "", location.pathname));
@@ -54,7 +54,7 @@ openCell(location.hash);
 
 const MOVES = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
 
-// The points of a line that has many, made when they are asked for.
+// Create the points of a line with many points when they are needed.
 function unfold(group) {
   const { a, b, v } = group.dataset;
   const places = group.firstElementChild.getAttribute("d").match(/[\d.-]+/g);
@@ -135,7 +135,7 @@ for (const plot of document.querySelectorAll(".plot")) readable(plot);
 const widths = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     const more = target.scrollWidth > target.clientWidth + 1;
-    target.closest(".box")?.classList.toggle("more", more); // a word that there is more
+    target.closest(".box")?.classList.toggle("more", more); // report.css shows a hint
   }
 });
 for (const wide of document.querySelectorAll(".wide")) widths.observe(wide);

@@ -1,0 +1,70 @@
+"""The numbers and hyper-parameters of the paper (paper.json), and how its metrics are written."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+METRICS = {
+    "R2": "R²",
+    "accuracy": "accuracy, %",
+    "macro_f1": "macro F1, %",
+    "macro_accuracy": "macro accuracy, %",
+    "train_loss": "train loss",
+    "loss": "test loss",
+}
+"""The metrics of the paper and their titles."""
+
+PLACES = {"R2": 3, "train_loss": 2, "loss": 2}
+"""Decimal places of the metrics that are not percentages; percentages have one."""
+
+PERCENTAGES = {"accuracy", "macro_f1", "macro_accuracy"}
+"""Metrics that the paper gives in percent."""
+
+LESS_IS_BETTER = {"loss", "train_loss"}
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The content of paper.json: `tables` and `hyperparameters`."""
+    text = files("dlrnn.paper").joinpath("paper.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def table(name: str) -> dict[str, Any]:
+    """One table of the paper, for example `table1_atomic`."""
+    found: dict[str, Any] = published()["tables"][name]
+    return found
+
+
+def row_of(name: str, model: str) -> dict[str, Any]:
+    """The row of a model in a table that has rows."""
+    return next(dict(row) for row in table(name)["rows"] if row["model"] == model)
+
+
+def as_in_paper(metric: str, value: float) -> float:
+    """Convert a metric to the paper's units: percent for accuracies and F1.
+
+    Nothing else converts: run directories hold fractions, records and recipes the paper's units.
+    """
+    return 100 * value if metric in PERCENTAGES else value
+
+
+def number(metric: str, value: float) -> str:
+    """A number with a fixed count of decimal places: "0.998", "96.8"."""
+    return f"{value:z.{PLACES.get(metric, 1)}f}".replace("-", "−")
+
+
+def signed(metric: str, value: float) -> str:
+    """A number with its sign: "+0.002", "−1.4", "0.000"."""
+    places = PLACES.get(metric, 1)
+    value = round(value, places)
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.{places}f}"
+
+
+def short(values: Mapping[str, float]) -> str:
+    """Numbers without trailing zeros, separated by slashes: "0.998" or "96.8 / 97.7"."""
+    shown = (round(v, PLACES.get(name, 1)) + 0.0 for name, v in values.items())
+    return " / ".join(f"{v:g}" for v in shown)

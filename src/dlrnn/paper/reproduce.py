@@ -1,0 +1,221 @@
+"""Reproduce a table of the paper: train what is missing and compare the numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from dlrnn.common.files import write_whole
+from dlrnn.common.untrusted import brief
+from dlrnn.paper.comparison import markdown_table, mean_of, spread_of
+from dlrnn.paper.numbers import short
+from dlrnn.paper.recipes.catalogue import RECIPES, TABLES, advice
+from dlrnn.paper.recipes.recipe import Recipe
+from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.runs import (
+    DONE,
+    NOT_RUN,
+    Outcome,
+    check_folder,
+    evaluate_best,
+    outcome,
+    outcomes,
+    run_config,
+    run_path,
+)
+from dlrnn.tasks import TASKS
+from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
+from dlrnn.train.run_directory import CONFIG
+
+
+@dataclass(frozen=True)
+class Row:
+    """The paper's numbers of a recipe and the means over its complete runs, by metric.
+
+    All are in the paper's units. `spread` is the largest value less the smallest; it is empty for
+    fewer than two seeds.
+    """
+
+    recipe: str
+    paper: dict[str, float]
+    yours: dict[str, float]
+    seeds: int
+    spread: dict[str, float]
+    status: str
+    refused: bool
+    """Whether a file of a run was refused."""
+
+
+def make_row(recipe: Recipe, found: Mapping[int, Outcome]) -> Row:
+    """The row of a recipe from the outcomes of its seeds."""
+    done = [each.metrics for each in found.values() if each.metrics is not None]
+    values = {name: [one[name] for one in done] for name in recipe.paper if done}
+    means = {name: mean for name, each in values.items() if (mean := mean_of(each)) is not None}
+    spreads = {name: gap for name, each in values.items() if (gap := spread_of(each)) is not None}
+    refused = any(each.refused for each in found.values())
+    return Row(recipe.name, recipe.paper, means, len(done), spreads, _status(found), refused)
+
+
+def _status(found: Mapping[int, Outcome]) -> str:
+    rest = {seed: each.status for seed, each in found.items() if each.status != DONE}
+    if not rest:
+        return DONE if found else NOT_RUN
+    if len(found) == 1:
+        return next(iter(rest.values()))
+    return "; ".join(f"seed {seed}: {status}" for seed, status in rest.items())
+
+
+def reproduce(
+    table: str,
+    *,
+    only: str | None = None,
+    scale: Scale = "full",
+    seeds: Sequence[int] = (0,),
+    out: str | Path = "runs",
+    device: str = "cpu",
+    early_stop: bool = False,
+    show: bool = True,
+    writer: str = "tensorboard",
+) -> list[Row]:
+    """Train the runs that have no result, resume stopped ones, and return a row for each recipe.
+
+    A run that fails is reported in its row and does not stop the others. OUT/SCALE/TABLE.md holds
+    the whole table and is written again after each run.
+    """
+    chosen = [RECIPES[name] for name in select(table, only)]
+    how = {"device": device, "early_stop": early_stop, "show": show, "writer": writer}
+    problems: dict[str, dict[int, Outcome]] = {}
+    for number, recipe in enumerate(chosen, start=1):
+        for seed in seeds:
+            if outcome(recipe, out, scale, seed).status == DONE:
+                continue
+            path = run_path(recipe, out, scale, seed)
+            if show:
+                print(f"{number} of {len(chosen)}: {recipe.name}, seed {seed}", flush=True)
+            try:
+                _complete(run_config(recipe, scale, seed), path, how)
+            except Exception as error:  # the other runs go on
+                sentence = brief(error) or type(error).__name__
+                problems.setdefault(recipe.name, {})[seed] = Outcome(
+                    f"broken: {sentence}", refused=isinstance(error, ValueError | OSError)
+                )
+                if show:
+                    print(f"{recipe.name}, seed {seed}: {brief(error)}", flush=True)
+            write_table(table, out, scale, problems)
+    write_table(table, out, scale, problems)
+    return [_row_on_disk(recipe, out, scale, problems) for recipe in chosen]
+
+
+def select(table: str, only: str | None = None) -> Sequence[str]:
+    """Names of a table's recipes; `only` is a task, a model, task/model or a pattern."""
+    if table not in TABLES:
+        raise ValueError(f"there is no {table!r} to reproduce; there are: {', '.join(TABLES)}")
+    if only is None:
+        return TABLES[table]
+    patterns = [f"{table}/{part}" for part in (only, f"{only}/*", f"*/{only}")]
+    chosen = [name for name in TABLES[table] if any(fnmatch(name, p) for p in patterns)]
+    if not chosen:
+        names = [name.removeprefix(f"{table}/") for name in TABLES[table]]
+        raise ValueError(f"{table} has no recipe {only!r}: {advice(only, names)}")
+    return chosen
+
+
+def status_of(recipe: Recipe, out: str | Path, scale: Scale) -> str:
+    """The status of all seeds with a run directory: "not run", "done", or what is missing."""
+    return make_row(recipe, outcomes(recipe, out, scale)).status
+
+
+def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, Any]]:
+    """A line for each recipe: the paper's number, that of the runs in `out`, status and cost."""
+    rows = []
+    for recipe in RECIPES.values():
+        row = make_row(recipe, outcomes(recipe, out, scale))
+        line = {
+            "name": recipe.name,
+            "metric": " / ".join(recipe.paper),
+            "paper": short(row.paper),
+            "yours": short(row.yours) or None,
+            "status": row.status,
+            "refused": row.refused,
+            "minutes": max(1, round(recipe.cost)),
+        }
+        rows.append(line)
+    return rows
+
+
+def write_table(
+    table: str,
+    out: str | Path,
+    scale: Scale,
+    problems: Mapping[str, Mapping[int, Outcome]] | None = None,
+) -> Path:
+    """Write OUT/SCALE/TABLE.md from the run directories and the problems of this call."""
+    rows = [_row_on_disk(RECIPES[name], out, scale, problems or {}) for name in TABLES[table]]
+    path = Path(out) / scale / f"{table}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _markdown(table, scale, rows).encode())
+    return path
+
+
+def _complete(config: RunConfig, path: Path, how: dict[str, Any]) -> None:
+    """Train or resume a run until it is complete, and test it."""
+    begun = (path / CONFIG).is_file()
+    if begun:
+        check_folder(path, config)
+    if not begun or RunDirectory.open(path).result is None:
+        _require_data(config.task)
+        train(path, None if begun else config, **how)
+    evaluate_best(path, how["device"])
+
+
+def _require_data(task: TaskConfig) -> None:
+    """Refuse a task whose data set is missing, before a run directory is made."""
+    folder = task.settings.get("folder")
+    if folder is None or Path(folder).is_dir():
+        return
+    resolution = task.settings.get("resolution")
+    options = f" --resolution {resolution}" if resolution else ""
+    command = (
+        f"build {task.name}{options}" if TASKS[task.name].drawable else f"import {task.name} PATH"
+    )
+    raise ValueError(f"there is no {folder}: make it with `dlrnn data {command}`")
+
+
+def _row_on_disk(
+    recipe: Recipe, out: str | Path, scale: Scale, problems: Mapping[str, Mapping[int, Outcome]]
+) -> Row:
+    return make_row(recipe, {**outcomes(recipe, out, scale), **problems.get(recipe.name, {})})
+
+
+def _markdown(table: str, scale: Scale, rows: Sequence[Row]) -> str:
+    """All rows; before them, if each has one number, a grid of tasks and models."""
+    lines = [
+        f"# {table}, {scale}",
+        "",
+        "R2 and losses as they are, accuracies and F1 in percent. Yours is the mean over the"
+        " complete seeds, the spread their largest value less their smallest.",
+        "",
+    ]
+    if scale != "full":
+        less = "a tenth of the steps" if scale == "short" else "small models and short inputs"
+        told = f"{scale.capitalize()} runs have {less}: they check that the code works, no more."
+        lines += [told, ""]
+    if all(len(row.paper) == 1 for row in rows):
+        lines += [_grid(rows)]
+    head = ("recipe", "metric", "paper", "yours", "seeds", "spread", "status")
+    return "\n".join([*lines, markdown_table(head, [_line(row) for row in rows])])
+
+
+def _grid(rows: Sequence[Row]) -> str:
+    tasks, models = (dict.fromkeys(row.recipe.split("/")[k] for row in rows) for k in (1, 2))
+    table = rows[0].recipe.split("/")[0]
+    numbers = {row.recipe: f"{short(row.paper)} / {short(row.yours) or '-'}" for row in rows}
+    body = [(task, *(numbers.get(f"{table}/{task}/{m}", "") for m in models)) for task in tasks]
+    return markdown_table(("paper / yours", *models), body)
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    yours, spread = short(row.yours) or "-", short(row.spread) or "-"
+    metrics = " / ".join(row.paper)
+    return row.recipe, metrics, short(row.paper), yours, str(row.seeds), spread, row.status
