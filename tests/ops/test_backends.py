@@ -69,7 +69,10 @@ def test_triton_runs_where_the_tensors_are(monkeypatch):
     pytest.importorskip("triton")
     kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]
     launching = []
-    for name in (*(f"dlrnn.ops.triton.{kernel}" for kernel in kernels), "dlrnn.tasks.gpu"):
+    for name in (
+        *(f"dlrnn.ops.triton.{kernel}" for kernel in kernels),
+        "dlrnn.tasks.atomic.triton_kernels",
+    ):
         module = importlib.import_module(name)
         own = [
             each

@@ -24,7 +24,8 @@ from dlrnn.bench.tables import _step
 from dlrnn.common.files import write_whole
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import DLR, held_kernels
-from dlrnn.tasks import listops_trees, pathfinder_paths, pathfinder_pixels
+from dlrnn.tasks.listops import trees
+from dlrnn.tasks.pathfinder import paths, pixels
 from dlrnn.train import (
     RunConfig,
     RunFolder,
@@ -139,7 +140,7 @@ def test_ahead_but_not_far_and_nothing_in_vain(threads):
 
 
 def test_threads_draw_at_once():
-    for kernel in (pathfinder_paths.draw, pathfinder_pixels.paint, listops_trees.draw):
+    for kernel in (paths.draw, pixels.paint, trees.draw):
         assert kernel.targetoptions["nogil"]
 
 
@@ -220,7 +221,7 @@ def test_a_loss_is_never_plain(tmp_path, monkeypatch):
 
 def test_data_that_is_missing_ends_a_run_before_it_begins(tmp_path, monkeypatch):
     real = config(task=TaskConfig("text", {"length": 16}))
-    with pytest.raises(ValueError, match="text is real data, not drawn on the spot"):
+    with pytest.raises(ValueError, match="text is real data"):
         train(tmp_path / "run", real, **QUIET)
 
     def count(self, split):
