@@ -21,6 +21,17 @@ IGNORED = -1
 """The target of a position that loss and metrics ignore."""
 
 
+class Request(NamedTuple):
+    """The arguments of `Task.sample`, checked."""
+
+    batch_size: int
+    split: str
+    step: int | Tensor
+    device: torch.device | str
+    first: int
+    of: int | None
+
+
 class Batch(NamedTuple):
     """Inputs of a model, and the targets with which `loss` and `metrics` compare its output.
 
@@ -55,7 +66,6 @@ class Task(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    definition: ClassVar[str] = ""  # one or two sentences with the formula
     probes: ClassVar[str]  # the ability that the task measures
     kind: ClassVar[str]  # regression, tagging, classification or language
     metric: ClassVar[str]  # the main entry of `metrics`, or "loss"
@@ -75,6 +85,11 @@ class Task(ABC):
             ):
                 whole = f"{setting.name} must be a whole number, not {value!r}"
                 raise ValueError(f"{self.name}: {whole}")
+
+    @property
+    def definition(self) -> str:
+        """The task in one or two sentences: the first paragraph of the class's docstring."""
+        return " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
 
     # ---------------------------------------------------------------------------------- sizes
 
@@ -138,20 +153,11 @@ class Task(ABC):
         of which this may be a part; by default this is the whole batch.
         """
         self._check_request(batch_size, split, step, first)
-        return self._sample(batch_size, split=split, step=step, device=device, first=first, of=of)
+        return self._sample(Request(batch_size, split, step, device, first, of))
 
     @abstractmethod
-    def _sample(
-        self,
-        batch_size: int,
-        *,
-        split: str,
-        step: int | Tensor,
-        device: torch.device | str,
-        first: int,
-        of: int | None,
-    ) -> Batch:
-        """`sample`, after its arguments were checked."""
+    def _sample(self, request: Request) -> Batch:
+        """Return the batch of a request."""
 
     def _check_request(self, batch_size: int, split: str, step: int | Tensor, first: int) -> None:
         if not _is_whole(batch_size) or batch_size < 1:

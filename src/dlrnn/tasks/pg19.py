@@ -246,7 +246,8 @@ def _text(path: Path, entry: Entry) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PG19(SetTask):
-    """The next token of a book at every position: after `It was a dark and stormy`, `night`.
+    """The input is the tokens x of books (PG-19). The output at every position t is a distribution
+    of the next token; the loss is the mean of -log p(x_{t+1} | x_0, ..., x_t).
 
     A batch has tokens [B, L] and targets, the tokens one position later. A model gets both and
     returns `-log p` of each target, [B, L], because the logits of 32000 tokens at every position
@@ -264,10 +265,6 @@ class PG19(SetTask):
     gives_targets: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ()
     probes: ClassVar[str] = "language modelling: the next token of a book"
-    definition: ClassVar[str] = (
-        "The input is the tokens x of books (PG-19). The output at every position t is a"
-        " distribution of the next token; the loss is the mean of -log p(x_{t+1} | x_0, ..., x_t)."
-    )
     causal: ClassVar[bool] = True
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("tokens",)

@@ -18,7 +18,7 @@ import torch
 
 from dlrnn.tasks.base import Batch
 from dlrnn.tasks.storage.archives import Entry
-from dlrnn.tasks.storage.imports import ImportedSet, Row
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import split_files, text_lines
 from dlrnn.tasks.text import ByteTask, padded, text_figure
 
@@ -39,14 +39,12 @@ def retrieval_set(length: int = 4000) -> ImportedSet:
         name=Retrieval.name,
         parameters={"length": length},
         rows=lambda path: _pairs(path, length),
-        schema=pa.schema(
-            [
-                pa.field("tokens1", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("tokens2", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("label", pa.uint8(), False),
-                pa.field("id1", pa.string(), False),
-                pa.field("id2", pa.string(), False),
-            ]
+        schema=schema_of(
+            tokens1=pa.binary(),
+            tokens2=pa.binary(),
+            label=pa.uint8(),
+            id1=pa.string(),
+            id2=pa.string(),
         ),
         layout="new_aan_pairs.{train,eval,test}.tsv",
         splits=("train", "validation", "test"),
@@ -92,16 +90,16 @@ def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Retrieval(ByteTask):
-    """Whether one of two papers cites the other. Inputs are [B, 2, L], lengths [B, 2]."""
+    """The input is the bytes of two papers (AAN), which the model reads separately. The output is 1
+    if one paper cites the other, else 0.
+
+    Inputs are [B, 2, L], lengths [B, 2].
+    """
 
     length: int = 4000
 
     name: ClassVar[str] = "retrieval"
     probes: ClassVar[str] = "comparing two texts through one vector each"
-    definition: ClassVar[str] = (
-        "The input is the bytes of two papers (AAN), which the model reads separately. The output"
-        " is 1 if one paper cites the other, else 0."
-    )
     columns: ClassVar[tuple[str, ...]] = ("tokens1", "tokens2", "label")
     pair: ClassVar[bool] = True
     """A model reads both texts with the same weights and gives one answer."""

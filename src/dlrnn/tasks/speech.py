@@ -26,7 +26,7 @@ from jaxtyping import Int16
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import hub_split, parquet_rows, text_lines
 from dlrnn.tasks.storage.sets import SetTask
 
@@ -53,13 +53,7 @@ def speech_set() -> ImportedSet:
         name=SpeechCommands.name,
         parameters={"rate": RATE, "words": list(WORDS)},
         rows=_clips,
-        schema=pa.schema(
-            [
-                pa.field("samples", samples, False),
-                pa.field("label", pa.uint8(), False),
-                pa.field("clip", pa.string(), False),
-            ]
-        ),
+        schema=schema_of(samples=samples, label=pa.uint8(), clip=pa.string()),
         layout="WORD/SPEAKER_nohash_NUMBER.{wav,flac} or {train,validation,test}-*-of-*.parquet",
         splits=("train", "validation", "test"),
         shard_rows=2**11,
@@ -270,17 +264,15 @@ def _check_sound(where: str, sound: Any) -> None:
 
 @dataclass(frozen=True)
 class SpeechCommands(ClassificationTask, SetTask):
-    """Which of ten words is spoken in one second, 16000 samples of 16 bits divided by UNIT.
+    """The input is one second of speech as 16000 samples of the waveform (Speech Commands). The
+    output is the spoken word, one of ten: yes, no, up, down, left, right, on, off, stop, go.
 
-    Shorter clips are padded with zeros, which are silence and which a model reads.
+    16-bit samples are divided by UNIT. Shorter clips are padded with zeros, which are silence and
+    which a model reads.
     """
 
     name: ClassVar[str] = "speech-commands"
     probes: ClassVar[str] = "raw sound, 16000 samples"
-    definition: ClassVar[str] = (
-        "The input is one second of speech as 16000 samples of the waveform (Speech Commands). The"
-        f" output is the spoken word, one of ten: {', '.join(WORDS)}."
-    )
     causal: ClassVar[bool] = False
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("samples", "label")

@@ -25,7 +25,7 @@ from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import hub_split, parquet_rows
 from dlrnn.tasks.storage.sets import SetTask
 
@@ -44,13 +44,7 @@ def text_set(length: int = 2048) -> ImportedSet:
         name=Text.name,
         parameters={"length": length},
         rows=lambda path: _reviews(path, length),
-        schema=pa.schema(
-            [
-                pa.field("tokens", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("label", pa.uint8(), False),
-                pa.field("review", pa.string(), False),
-            ]
-        ),
+        schema=schema_of(tokens=pa.binary(), label=pa.uint8(), review=pa.string()),
         layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt or {train,test}-*-of-*.parquet",
         splits=("train", "test"),
         shard_rows=2**15,
@@ -173,16 +167,16 @@ class ByteTask(ClassificationTask, SetTask):
 
 @dataclass(frozen=True)
 class Text(ByteTask):
-    """Whether a film review (IMDb) is positive: `This film is a gem ...` is 1."""
+    """The input is the bytes of a film review (IMDb). The output is 1 if the review is positive,
+    else 0.
+
+    `This film is a gem ...` is 1.
+    """
 
     length: int = 2048
 
     name: ClassVar[str] = "text"
     probes: ClassVar[str] = "reading, byte by byte"
-    definition: ClassVar[str] = (
-        "The input is the bytes of a film review (IMDb). The output is 1 if the review is positive,"
-        " else 0."
-    )
     columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
 
     def spec(self) -> ImportedSet:

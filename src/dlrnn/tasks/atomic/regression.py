@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.atomic import pictures
-from dlrnn.tasks.base import Batch, Task, r2
+from dlrnn.tasks.base import Batch, Request, Task, r2
 from dlrnn.tasks.random import Random
 
 if TYPE_CHECKING:
@@ -71,16 +71,8 @@ class RegressionTask(Task):
         """Batches are made on the training device."""
         return True
 
-    def _sample(
-        self,
-        batch_size: int,
-        *,
-        split: str,
-        step: int | Tensor,
-        device: torch.device | str,
-        first: int,
-        of: int | None,
-    ) -> Batch:
+    def _sample(self, request: Request) -> Batch:
+        batch_size, split, step, device, first, _ = request
         random = Random(self.seed, split, step, first=first, count=batch_size, device=device)
         inputs, targets = self._generate(random)
         position = positions(self.input_length, device).expand(batch_size, -1, -1)

@@ -39,16 +39,16 @@ def _column(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift(RegressionTask):
-    """Length 16: x = (.3, -1, .2, ...), y_5 = (x_5, x_3, x_1, 0, 0, 0, 0, 0)."""
+    """The output is C = 8 copies of the input x, shifted right by 0, L/C, 2L/C, ... positions:
+    y_ij = x_{i - j L/C} for j = 0, ..., C-1, with zeros before the start of x.
+
+    Length 16: x = (.3, -1, .2, ...), y_5 = (x_5, x_3, x_1, 0, 0, 0, 0, 0).
+    """
 
     copies: int = 8
 
     name: ClassVar[str] = "shift"
     probes: ClassVar[str] = "one long kernel an output"
-    definition: ClassVar[str] = (
-        "The output is C = 8 copies of the input x, shifted right by 0, L/C, 2L/C, ... positions:"
-        " y_ij = x_{i - j L/C} for j = 0, ..., C-1, with zeros before the start of x."
-    )
     heights: ClassVar[tuple[int, int]] = (1, 2)
 
     def __post_init__(self) -> None:
@@ -78,14 +78,14 @@ class Shift(RegressionTask):
 
 @dataclass(frozen=True)
 class CumSum(RegressionTask):
-    """x = (1, -.5, .1): y = (1, .35, .35)."""
+    """The output is the running sum of the input x, scaled so that its variance is constant:
+    y_i = (x_0 + x_1 + ... + x_i) / sqrt(i+1).
+
+    x = (1, -.5, .1): y = (1, .35, .35).
+    """
 
     name: ClassVar[str] = "cumsum"
     probes: ClassVar[str] = "a kernel of ones"
-    definition: ClassVar[str] = (
-        "The output is the running sum of the input x, scaled so that its variance is constant:"
-        " y_i = (x_0 + x_1 + ... + x_i) / sqrt(i+1)."
-    )
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
@@ -95,13 +95,13 @@ class CumSum(RegressionTask):
 
 @dataclass(frozen=True)
 class CumMax(RegressionTask):
-    """x = (.2, -1, .5): y = (.2, .2, .5)."""
+    """The output is the running maximum of the input x: y_i = max(x_0, x_1, ..., x_i).
+
+    x = (.2, -1, .5): y = (.2, .2, .5).
+    """
 
     name: ClassVar[str] = "cummax"
     probes: ClassVar[str] = "what no fixed kernel does"
-    definition: ClassVar[str] = (
-        "The output is the running maximum of the input x: y_i = max(x_0, x_1, ..., x_i)."
-    )
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
@@ -153,14 +153,14 @@ class _ReadThenWrite(RegressionTask):
 
 @dataclass(frozen=True)
 class Reverse(_ReadThenWrite):
-    """In (.2, -1, .5, 0, 0, 0), out (., ., ., .5, -1, .2)."""
+    """The input is L numbers x followed by L zeros. At the positions of the zeros, the output is x
+    in reverse order: y_i = x_{L-1-i}.
+
+    In (.2, -1, .5, 0, 0, 0), out (., ., ., .5, -1, .2).
+    """
 
     name: ClassVar[str] = "reverse"
     probes: ClassVar[str] = "many kernels at once"
-    definition: ClassVar[str] = (
-        "The input is L numbers x followed by L zeros. At the positions of the zeros, the output is"
-        " x in reverse order: y_i = x_{L-1-i}."
-    )
 
     def _answer(self, x: Tensor) -> Tensor:
         return x.flip(1)
@@ -171,15 +171,15 @@ class Reverse(_ReadThenWrite):
 
 @dataclass(frozen=True)
 class Sort(_ReadThenWrite):
-    """In (.2, -1, .5, 0, 0, 0), out (., ., ., .2, .5, -1)."""
+    """The input is L numbers x followed by L zeros. At the positions of the zeros, the output is x
+    sorted by the distance from its first element, nearest first: y_i is the x_j with the i-th
+    smallest |x_j - x_0|, and y_0 = x_0.
+
+    In (.2, -1, .5, 0, 0, 0), out (., ., ., .2, .5, -1).
+    """
 
     name: ClassVar[str] = "sort"
     probes: ClassVar[str] = "an order that the input decides"
-    definition: ClassVar[str] = (
-        "The input is L numbers x followed by L zeros. At the positions of the zeros, the output is"
-        " x sorted by the distance from its first element, nearest first: y_i is the x_j with the"
-        " i-th smallest |x_j - x_0|, and y_0 = x_0."
-    )
 
     def _answer(self, x: Tensor) -> Tensor:
         distance = (x - x[:, :1]).abs()
@@ -202,17 +202,17 @@ class Sort(_ReadThenWrite):
 
 @dataclass(frozen=True)
 class Select(RegressionTask):
-    """M = 2, L = 2: in (.1, .7, -1, .4, 0, 0), marks (0, 1, 0, 1, 0, 0), out (..., .7, .4)."""
+    """The input is L + M numbers x followed by M = 32 zeros. A second feature marks M random
+    positions i_1 < ... < i_M of x. At the positions of the zeros, the output is the marked numbers
+    in their order: y_j = x_{i_j}.
+
+    M = 2, L = 2: in (.1, .7, -1, .4, 0, 0), marks (0, 1, 0, 1, 0, 0), out (..., .7, .4).
+    """
 
     marked: int = 32
 
     name: ClassVar[str] = "select"
     probes: ClassVar[str] = "shifts that the input decides"
-    definition: ClassVar[str] = (
-        "The input is L + M numbers x followed by M = 32 zeros. A second feature marks M random"
-        " positions i_1 < ... < i_M of x. At the positions of the zeros, the output is the marked"
-        " numbers in their order: y_j = x_{i_j}."
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -264,14 +264,12 @@ class Select(RegressionTask):
 
 @dataclass(frozen=True)
 class SelectFixed(Select):
-    """Select with the same marked positions in every sample, drawn from the seed."""
+    """As Select, but the M = 32 marked positions i_1 < ... < i_M are the same in every sample:
+    y_j = x_{i_j} is written over the M zeros at the end.
+    """
 
     name: ClassVar[str] = "select-fixed"
     probes: ClassVar[str] = "shifts that are always the same"
-    definition: ClassVar[str] = (
-        "As Select, but the M = 32 marked positions i_1 < ... < i_M are the same in every sample:"
-        " y_j = x_{i_j} is written over the M zeros at the end."
-    )
 
     def _places(self, random: Random) -> Tensor:
         return self._constant(super()._places, random.device)
@@ -279,17 +277,15 @@ class SelectFixed(Select):
 
 @dataclass(frozen=True)
 class MIPS(RegressionTask):
-    """Maximum inner product search over the keys up to each position."""
+    """Every position has a query q, a key k and a value v: unit vectors of D = 4 numbers. The
+    output is the value at the position, up to the current one, whose key has the largest inner
+    product with the query: y_i = v_{i'} with i' = argmax_{j <= i} <q_i, k_j>.
+    """
 
     width: int = 4
 
     name: ClassVar[str] = "mips"
     probes: ClassVar[str] = "attention: look up by content"
-    definition: ClassVar[str] = (
-        "Every position has a query q, a key k and a value v: unit vectors of D = 4 numbers. The"
-        " output is the value at the position, up to the current one, whose key has the largest"
-        " inner product with the query: y_i = v_{i'} with i' = argmax_{j <= i} <q_i, k_j>."
-    )
     heights: ClassVar[tuple[int, int]] = (3, 1)
 
     def __post_init__(self) -> None:
@@ -330,15 +326,15 @@ class MIPS(RegressionTask):
 
 @dataclass(frozen=True)
 class ContextShift(RegressionTask):
-    """s = 1: in (cos, sin, .2, -1), out (0, cos, sin, .2)."""
+    """The first two inputs are cos(2 pi s / L) and sin(2 pi s / L) of a random shift s. The output
+    is the whole input, shifted right by s positions: y_i = x_{i - s}, with zeros before the start
+    of x.
+
+    s = 1: in (cos, sin, .2, -1), out (0, cos, sin, .2).
+    """
 
     name: ClassVar[str] = "context-shift"
     probes: ClassVar[str] = "a kernel that the input decides"
-    definition: ClassVar[str] = (
-        "The first two inputs are cos(2 pi s / L) and sin(2 pi s / L) of a random shift s. The"
-        " output is the whole input, shifted right by s positions: y_i = x_{i - s}, with zeros"
-        " before the start of x."
-    )
     shortest: ClassVar[int] = 3
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
@@ -364,15 +360,13 @@ class ContextShift(RegressionTask):
 
 @dataclass(frozen=True)
 class Solve(RegressionTask):
-    """In (a_1, b_1, ..., a_N, b_N, 0, ...), out (..., X)."""
+    """The input is a linear system, row by row: (a_1, b_1, ..., a_N, b_N, 0, ...), where a_i are
+    the rows of a random orthonormal N x N matrix A, B = A X, and N is the largest with N^2 + 2 N <=
+    L. The output at the last N positions is the solution, the unit vector X.
+    """
 
     name: ClassVar[str] = "solve"
     probes: ClassVar[str] = "an algorithm in context"
-    definition: ClassVar[str] = (
-        "The input is a linear system, row by row: (a_1, b_1, ..., a_N, b_N, 0, ...), where a_i are"
-        " the rows of a random orthonormal N x N matrix A, B = A X, and N is the largest with"
-        " N^2 + 2 N <= L. The output at the last N positions is the solution, the unit vector X."
-    )
     shortest: ClassVar[int] = 3
 
     @property
@@ -411,14 +405,12 @@ class Solve(RegressionTask):
 
 @dataclass(frozen=True)
 class SolveFixed(Solve):
-    """Solve with the same A in every sample, drawn from the seed."""
+    """As Solve, but the orthonormal N x N matrix A is the same in every sample: from (a_1, b_1,
+    ..., a_N, b_N, 0, ...) with B = A X, the output at the last N positions is X.
+    """
 
     name: ClassVar[str] = "solve-fixed"
     probes: ClassVar[str] = "a fixed linear map of the input"
-    definition: ClassVar[str] = (
-        "As Solve, but the orthonormal N x N matrix A is the same in every sample: from"
-        " (a_1, b_1, ..., a_N, b_N, 0, ...) with B = A X, the output at the last N positions is X."
-    )
 
     def _matrix(self, random: Random) -> Tensor:
         return self._constant(super()._matrix, random.device)

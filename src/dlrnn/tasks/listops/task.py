@@ -88,7 +88,9 @@ class _ListOps(ClassTask, SetTask):
 
 @dataclass(frozen=True)
 class ListOpsSubTrees(_ListOps):
-    """Tag every closing bracket with the value of the sub-tree that it closes.
+    """The input is an expression of nested MIN, MAX, MED (median) and SM (sum modulo 10) of digits.
+    The output at every closing bracket is the value, 0 to 9, of the sub-expression that it closes;
+    other positions are ignored: [MAX 2 [SM 3 8 ] ] gives 1, then 2.
 
     In  `[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]`
     out ` -   - -  -    -  - - - 0 - - 3 - - 6` (- is ignored).
@@ -99,11 +101,6 @@ class ListOpsSubTrees(_ListOps):
     name: ClassVar[str] = "listops-subtrees"
     kind: ClassVar[str] = "tagging"
     probes: ClassVar[str] = "hierarchical computation, at every node"
-    definition: ClassVar[str] = (
-        "The input is an expression of nested MIN, MAX, MED (median) and SM (sum modulo 10) of"
-        " digits. The output at every closing bracket is the value, 0 to 9, of the sub-expression"
-        " that it closes; other positions are ignored: [MAX 2 [SM 3 8 ] ] gives 1, then 2."
-    )
     causal: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "values", "positions")
 
@@ -132,14 +129,14 @@ class ListOpsSubTrees(_ListOps):
 
 @dataclass(frozen=True)
 class ListOps(_ListOps, ClassificationTask):
-    """The value of an expression of 500 to 2000 tokens (Long Range Arena)."""
+    """The input is an expression of nested MIN, MAX, MED (median) and SM (sum modulo 10) of digits.
+    The output is its value, one of ten classes: [MAX 2 6 [SM 3 9 ] ] gives 6.
+
+    Expressions have 500 to 2000 tokens, as in the Long Range Arena.
+    """
 
     name: ClassVar[str] = "listops"
     probes: ClassVar[str] = "hierarchical computation"
-    definition: ClassVar[str] = (
-        "The input is an expression of nested MIN, MAX, MED (median) and SM (sum modulo 10) of"
-        " digits. The output is its value, one of ten classes: [MAX 2 6 [SM 3 9 ] ] gives 6."
-    )
     causal: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
 

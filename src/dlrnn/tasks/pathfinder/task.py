@@ -83,7 +83,12 @@ class _Pathfinder(ClassTask, SetTask):
 
 @dataclass(frozen=True)
 class PathfinderSegmentation(_Pathfinder):
-    """A class for each pixel; the paper has the resolutions 128, 256 and 512, others are scaled."""
+    """The input is the pixels, row by row, of an image with two long dashed paths among short ones.
+    The output is a class for each pixel: 2 on a long path with a disc at both ends, 1 on any other
+    long path, 0 elsewhere.
+
+    The paper has the resolutions 128, 256 and 512; the settings of others are scaled.
+    """
 
     resolution: int = 128
 
@@ -92,11 +97,6 @@ class PathfinderSegmentation(_Pathfinder):
     metric: ClassVar[str] = "macro_f1"
     metric_names: ClassVar[tuple[str, ...]] = ("macro_f1", "macro_accuracy")
     probes: ClassVar[str] = "long-range spatial relations, at every pixel"
-    definition: ClassVar[str] = (
-        "The input is the pixels, row by row, of an image with two long dashed paths among short"
-        " ones. The output is a class for each pixel: 2 on a long path with a disc at both ends, 1"
-        " on any other long path, 0 elsewhere."
-    )
     columns: ClassVar[tuple[str, ...]] = ("image", "mask")
 
     def spec(self) -> generator.PathfinderGenerator:
@@ -127,14 +127,12 @@ class PathfinderSegmentation(_Pathfinder):
 
 @dataclass(frozen=True)
 class Pathfinder(_Pathfinder, ClassificationTask):
-    """Whether the two discs are on one path: 32 x 32 pixels (Long Range Arena)."""
+    """The input is the 32 x 32 pixels, row by row, of an image with two long dashed paths among
+    short ones, and two discs. The output is 1 if one path connects the discs, else 0.
+    """
 
     name: ClassVar[str] = "pathfinder"
     probes: ClassVar[str] = "long-range spatial relations"
-    definition: ClassVar[str] = (
-        "The input is the 32 x 32 pixels, row by row, of an image with two long dashed paths among"
-        " short ones, and two discs. The output is 1 if one path connects the discs, else 0."
-    )
     columns: ClassVar[tuple[str, ...]] = ("image", "label")
 
     def spec(self) -> generator.PathfinderGenerator:
@@ -153,11 +151,12 @@ class Pathfinder(_Pathfinder, ClassificationTask):
 
 @dataclass(frozen=True)
 class PathX(Pathfinder):
-    """Whether the two discs are on one path: 128 x 128 pixels (Long Range Arena's Path-X)."""
+    """The input is the 128 x 128 pixels, row by row, of an image with two long dashed paths among
+    short ones, and two discs. The output is 1 if one path connects the discs, else 0.
+    """
 
     name: ClassVar[str] = "path-x"
     probes: ClassVar[str] = "the same over 16384 positions"
-    definition: ClassVar[str] = Pathfinder.definition.replace("32 x 32", "128 x 128")
 
     def spec(self) -> generator.PathfinderGenerator:
         """LRA's 128 x 128."""

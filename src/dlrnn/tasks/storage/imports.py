@@ -41,6 +41,16 @@ from dlrnn.tasks.storage.shards import (
     whole_lines,
 )
 
+
+def schema_of(**types: pa.DataType) -> pa.Schema:
+    """Return a schema of columns without empty cells; bytes are arrays of uint8."""
+    bytes_ = {"dtype": "uint8"}
+    return pa.schema(
+        pa.field(name, kind, False, bytes_ if kind == pa.binary() else None)
+        for name, kind in types.items()
+    )
+
+
 Row = tuple[str, Mapping[str, Any]]
 """A split and a sample of it, a mapping from column names to values."""
 

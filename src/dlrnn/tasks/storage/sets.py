@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor
 
-from dlrnn.tasks.base import Batch, Task
+from dlrnn.tasks.base import Batch, Request, Task
 from dlrnn.tasks.random import Random
 from dlrnn.tasks.storage import shards
 
@@ -67,18 +66,10 @@ class SetTask(Task):
         folder = Path(self.folder).resolve()
         return str(_manifest(folder, _stamp(folder))["sha256"])
 
-    def _sample(
-        self,
-        batch_size: int,
-        *,
-        split: str,
-        step: int | Tensor,
-        device: torch.device | str,
-        first: int,
-        of: int | None,
-    ) -> Batch:
+    def _sample(self, request: Request) -> Batch:
         """Epochs of the training split on disk are shuffled, the other splits are in file order."""
-        step, first = int(step), int(first)  # numpy integers of 32 bits would overflow
+        batch_size, split, _, device, _, of = request
+        step, first = int(request.step), int(request.first)  # 32-bit integers would overflow
         of = batch_size if of is None else of
         if of < first + batch_size:
             part = f"first + batch_size, {first} + {batch_size}"
