@@ -156,7 +156,7 @@ def test_text_is_downloaded_and_imported(hub, tmp_path, capsys):
     assert 5 <= counts["validation"] <= 25
     texts = {}
     for split in ("train", "validation", "test"):
-        for sample in shards.read("data/text", split):
+        for sample in shards.Split("data/text", split):
             official, label, _, number = sample["review"].split("/")
             assert sample["label"] == int(label == "pos")
             texts[official, int(number)] = sample["tokens"].tobytes()

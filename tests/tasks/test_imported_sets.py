@@ -62,7 +62,7 @@ def test_files_and_manifest_of_an_import(whole, source):
     assert manifest["counts"] == {"train": 24, "validation": 0, "test": 12}
     told = {"source": "numbers.txt", "source_bytes": source.stat().st_size}
     assert manifest["parameters"] == {"length": 100, **told}
-    train = shards.read(whole, "train")
+    train = shards.Split(whole, "train")
     assert (train.shard_rows, train.group_rows) == (10, 4)
     expected = [row["number"] for split, row in numbers(source) if split == "train"]
     assert [sample["number"] for sample in train] == expected
@@ -74,7 +74,7 @@ def test_files_and_manifest_of_an_import(whole, source):
 def test_samples_of_a_shard_can_be_sorted(source, tmp_path):
     spec = replace(SPEC, order=lambda row: row["number"])
     out = write_set(spec, source, tmp_path / "sorted")
-    found = [sample["number"] for sample in shards.read(out, "test")]
+    found = [sample["number"] for sample in shards.Split(out, "test")]
     assert found == sorted(found[:10]) + sorted(found[10:])
 
 

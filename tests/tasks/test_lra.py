@@ -184,7 +184,7 @@ def test_the_split_equals_that_of_the_loader_of_s4(tmp_path):
     generator = torch.Generator().manual_seed(42)
     parts = torch.utils.data.random_split(listed, [16, 2, 2], generator=generator)
     for split, part in zip(("train", "validation", "test"), parts, strict=True):
-        found = [sample["file"] for sample in shards.read(folder, split)]
+        found = [sample["file"] for sample in shards.Split(folder, split)]
         assert sorted(found) == sorted(part)
 
 
@@ -311,7 +311,7 @@ def test_images_without_metadata_are_counted_and_colours_converted(tmp_path):
     source = write_tar(tmp_path / "lra.tar", {**images(), **extra}, "w")
     folder = import_set("pathfinder", source, tmp_path / "set")
     assert shards.load_manifest(folder)["remark"] == "left out: 1 images without metadata"
-    found = [sample for split in NAMES.values() for sample in shards.read(folder, split)]
+    found = [sample for split in NAMES.values() for sample in shards.Split(folder, split)]
     [gray] = [sample["image"] for sample in found if sample["file"] == "imgs/2/sample_2.png"]
     assert gray.tobytes() == picture(2, 32).tobytes()
 

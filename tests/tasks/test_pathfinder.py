@@ -404,7 +404,7 @@ def test_a_data_set_is_the_same_for_any_number_of_workers(make, tmp_path):
     assert manifest["task"] == spec.name
     assert manifest["parameters"] == spec.parameters
     assert manifest["parameters"]["resolution"] == spec.resolution
-    train = shards.read(one, "train")
+    train = shards.Split(one, "train")
     for index in (10, 0, 5):
         sample, image = train[index], spec.draw("train", index)
         assert np.array_equal(sample["image"], image.pixels.ravel())

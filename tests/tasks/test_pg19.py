@@ -38,7 +38,7 @@ def ids(text):
 
 def stream(folder, split):
     """The concatenated tokens of a split."""
-    blocks = [row["tokens"] for row in shards.read(folder, split)]
+    blocks = [row["tokens"] for row in shards.Split(folder, split)]
     for before, after in itertools.pairwise(blocks):
         assert before[-1] == after[0]
     return [*np.concatenate([block[:-1] for block in blocks]).tolist(), int(blocks[-1][-1])]

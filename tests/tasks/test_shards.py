@@ -61,7 +61,7 @@ def test_files_and_manifest_of_a_build(whole):
 def test_templates_are_unique_and_only_later_samples_change(whole):
     seen, redrawn = set(), 0
     for split in COUNTS:
-        for index, sample in enumerate(shards.read(whole, split)):
+        for index, sample in enumerate(shards.Split(whole, split)):
             attempt = 0
             while True:  # the rule, one sample after the other
                 tree = WITH_DUPLICATES.draw(split, index, attempt)
@@ -228,11 +228,11 @@ def test_invalid_builds_are_refused(copy, tmp_path, monkeypatch):
     refused(ListOpsGenerator(counts={"train": 0}), new, "samples .* not 0")
     refused(ListOpsGenerator(counts={"train": -5}), new, "samples of train .* not -5")
     refused(ListOpsGenerator(counts={"dev": 5}), new, "there is no split 'dev'")
-    refused(
-        ListOpsGenerator(counts={"train": 10**12}),
-        new,
-        "not enough room for listops-subtrees",
-    )
+    refused(ListOpsGenerator(counts={"train": 10**12}), new, "samples of train .* not 10{12}")
+    usage = namedtuple("usage", "total used free")(100, 90, 10)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: usage)
+        refused(ListOpsGenerator(), new, "not enough room for listops-subtrees")
     other = ListOpsGenerator(**{**LIMITS, "max_depth": 5}, counts=COUNTS, shard_rows=16, seed=1)
     refused(other, copy, "holds another set .its parameters")
     refused(
@@ -301,7 +301,7 @@ def test_fewer_samples_keep_the_proportions_of_splits(name):
 
 
 def test_samples_and_batches(whole):
-    train = shards.read(whole, "train")
+    train = shards.Split(whole, "train")
     assert len(train) == 50
     asked = [49, 0, 17, -1, 0]
     batch = train.batch(asked)
@@ -314,7 +314,7 @@ def test_samples_and_batches(whole):
         assert (one.heights.dtype, one.positions.dtype) == (np.uint8, np.uint16)
         assert evaluate(to_text(one.tokens)) == one.label == one.values[-1]
         assert len(one.operators) == len(one.positions)
-    assert set(shards.read(whole, "test", columns=["label"])[4]) == {"label"}
+    assert set(shards.Split(whole, "test", columns=["label"])[4]) == {"label"}
     assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
 
 
@@ -323,7 +323,7 @@ import sys, threading
 from dlrnn.tasks.storage import shards
 sys.setswitchinterval(1e-5)
 shards.CACHE_BYTES = 1
-split, wrong = shards.read(sys.argv[1], "train", columns=["label"]), []
+split, wrong = shards.Split(sys.argv[1], "train", columns=["label"]), []
 labels = [sample["label"] for sample in split]
 
 def read(offset):
@@ -346,24 +346,24 @@ def test_threads_may_share_a_split(whole):
 
 
 def test_the_cache_of_row_groups_is_bounded(whole, monkeypatch):
-    train = shards.read(whole, "train")
+    train = shards.Split(whole, "train")
     train.batch(range(50))
     sizes = [table.nbytes for table in train.cache.values()]
     assert len(sizes) == 4
     for bound, kept in ((sizes[2] + sizes[3], 2), (1, 1)):
         monkeypatch.setattr(shards, "CACHE_BYTES", bound)
-        train = shards.read(whole, "train")
+        train = shards.Split(whole, "train")
         train.batch(range(50))
         assert [table.nbytes for table in train.cache.values()] == sizes[-kept:]
 
 
 def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
-    every = shards.read(whole, "train")
+    every = shards.Split(whole, "train")
     wanted = every.batch(range(50))
     assert len(every.files) > 2
     monkeypatch.setattr(shards, "OPEN_FILES", 2)
     monkeypatch.setattr(shards, "CACHE_BYTES", 1)
-    few = shards.read(whole, "train")
+    few = shards.Split(whole, "train")
     for indices in (range(50), range(49, -1, -1)):
         found = few.batch(indices)
         assert len(few.files) == 2
@@ -376,7 +376,7 @@ def test_a_truncated_shard_is_named(whole, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "set")
     last = sorted(copy.glob("train-*.parquet"))[-1]
     last.write_bytes(last.read_bytes()[:100])
-    train = shards.read(copy, "train")
+    train = shards.Split(copy, "train")
     assert train[0]
     with pytest.raises(ValueError, match=rf"{last.name} is damaged .*: `dlrnn data verify {copy}`"):
         train[49]
@@ -384,13 +384,13 @@ def test_a_truncated_shard_is_named(whole, tmp_path):
 
 def test_missing_samples_splits_and_columns_are_refused(whole, tmp_path):
     with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
-        shards.read(whole, "train")[50]
+        shards.Split(whole, "train")[50]
     with pytest.raises(ValueError, match="has no split 'dev'; there are test, train, validation"):
-        shards.read(whole, "dev")
+        shards.Split(whole, "dev")
     with pytest.raises(ValueError, match="has no column 'image'; it has attempt, "):
-        shards.read(whole, "train", columns=["image"])
+        shards.Split(whole, "train", columns=["image"])
     with pytest.raises(ValueError, match="holds no set"):
-        shards.read(tmp_path, "train")
+        shards.Split(tmp_path, "train")
 
 
 # ---------------------------------------------------------------------------------- by name

@@ -172,19 +172,11 @@ class PathfinderGenerator:
         )
 
     def _rules(self) -> paths.Rules:
-        return paths.Rules(
-            float(self.resolution),
-            float(self.padding),
-            float(self.paddle_length),
-            float(self.paddle_thickness),
-            float(self.marker_radius),
-            float(self.seed_distance),
-            float(self.continuity),
-            self.contour_length,
-            self.distractors,
-            self.distractor_length,
-            self.mark_distractors,
-        )
+        lengths = (self.resolution, self.padding, self.paddle_length, self.paddle_thickness)
+        numbers = (*lengths, self.marker_radius, self.seed_distance, self.continuity)
+        counts = (self.contour_length, self.distractors, self.distractor_length)
+        rules: Any = (*map(float, numbers), *counts, self.mark_distractors)
+        return paths.Rules(*rules)
 
     def paint(self, scene: Scene) -> Image:
         """Return the image of a scene, and its mask."""

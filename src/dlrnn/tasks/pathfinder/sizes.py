@@ -6,60 +6,21 @@ from typing import Any
 Number = int | float
 LRA, SMALL, MIDDLE, LARGE = 32, 128, 256, 512
 _SCALED = ("margins", "seed_distance", "marker_radius", "paddle_thickness", "paddle_length")
-_SETS: dict[int, dict[str, Any]] = {
-    LRA: {
-        "margins": (1,),
-        "seed_distance": 7,
-        "marker_radius": 1.5,
-        "contour_length": 14,
-        "paddle_thickness": 0.5,
-        "paddle_length": 2,
-        "antialias_scale": 2,
-        "continuity": 1.0,
-        "distractors": 5,
-        "distractor_length": 4,
-        "contrast": 1.5,
-    },
-    SMALL: {
-        "margins": (2, 3),
-        "seed_distance": 22,
-        "marker_radius": 2.1,
-        "contour_length": 14,
-        "paddle_thickness": 1.5,
-        "paddle_length": 5,
-        "antialias_scale": 2,
-        "continuity": 1.8,
-        "distractors": 16,
-        "distractor_length": 4,
-        "contrast": 0.9,
-    },
-    MIDDLE: {
-        "margins": (4,),
-        "seed_distance": 27,
-        "marker_radius": 4.2,
-        "contour_length": 16,
-        "paddle_thickness": 2,
-        "paddle_length": 8,
-        "antialias_scale": 2,
-        "continuity": 2.2,
-        "distractors": 16,
-        "distractor_length": 5,
-        "contrast": 1.0,
-    },
-    LARGE: {
-        "margins": (7,),
-        "seed_distance": 40,
-        "marker_radius": 9,
-        "contour_length": 12,
-        "paddle_thickness": 6,
-        "paddle_length": 22,
-        "antialias_scale": 3,
-        "continuity": 2.5,
-        "distractors": 18,
-        "distractor_length": 4,
-        "contrast": 1.0,
-    },
+_RESOLUTIONS = (LRA, SMALL, MIDDLE, LARGE)
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "margins": ((1,), (2, 3), (4,), (7,)),
+    "seed_distance": (7, 22, 27, 40),
+    "marker_radius": (1.5, 2.1, 4.2, 9),
+    "contour_length": (14, 14, 16, 12),
+    "paddle_thickness": (0.5, 1.5, 2, 6),
+    "paddle_length": (2, 5, 8, 22),
+    "antialias_scale": (2, 2, 2, 3),
+    "continuity": (1.0, 1.8, 2.2, 2.5),
+    "distractors": (5, 16, 16, 18),
+    "distractor_length": (4, 4, 5, 4),
+    "contrast": (1.5, 0.9, 1.0, 1.0),
 }
+"""Each setting at each of these resolutions."""
 _WHOLE = {
     "resolution": (LRA, 4096),
     "contour_length": (2, 1000),
@@ -87,8 +48,8 @@ def sizes(resolution: int) -> dict[str, Any]:
     equally near ones the larger), with lengths in pixels scaled and rounded to hundredths.
     """
     check_number("resolution", resolution)
-    near = min(_SETS, key=lambda size: (max(size / resolution, resolution / size), -size))
-    settings = dict(_SETS[near])
+    near = min(_RESOLUTIONS, key=lambda size: (max(size / resolution, resolution / size), -size))
+    settings = {name: row[_RESOLUTIONS.index(near)] for name, row in _SETTINGS.items()}
     for key in _SCALED if near != resolution else ():
         values = settings[key] if key == "margins" else (settings[key],)
         scaled = tuple(round(value * resolution / near, 2) for value in values)

@@ -68,11 +68,10 @@ def build_set(
     folder = Path(out)
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    _check_counts(spec)
+    _check_spec(spec)
     header = set_header(spec)
     check_folder(folder, header)
     _check_space(folder, spec)
-    _check_limits(spec)
     shards = shards_of(spec.counts, spec.shard_rows)
     if not (folder / MANIFEST).exists():
         # An impossible spec fails here, and numba compiles its kernels before the workers start.
@@ -89,24 +88,18 @@ def build_set(
     return folder
 
 
-def _check_counts(spec: Spec) -> None:
+def _check_spec(spec: Spec) -> None:
+    """Refuse counts and seeds that `shards.load_manifest` would not accept."""
     for split, count in spec.counts.items():
         if split not in SPLITS[:3]:
             raise ValueError(f"{spec.name}: there is no split {split!r}; {listed(SPLITS[:3])} are")
-        if count < 0:
-            raise ValueError(f"{spec.name}: samples of {split} must be at least 0, not {count}")
+        if not 0 <= count <= MAX_SAMPLES:
+            limits = f"samples of {split} must be from 0 to {MAX_SAMPLES}, not {count}"
+            raise ValueError(f"{spec.name}: {limits}")
     if sum(spec.counts.values()) < 1:
         raise ValueError(f"{spec.name}: samples must be at least 1, not 0")
-
-
-def _check_limits(spec: Spec) -> None:
-    """Refuse a seed and counts that `shards.load_manifest` would not accept."""
     if not -(2**63) <= spec.seed < 2**63:
         raise ValueError(f"{spec.name}: the seed of a set must be below 2**63, not {spec.seed}")
-    for split, count in spec.counts.items():
-        if count > MAX_SAMPLES:
-            most = f"at most {MAX_SAMPLES} samples of {split} can be in one set, not {count}"
-            raise ValueError(f"{spec.name}: {most}; build several sets")
 
 
 def set_header(spec: Spec) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _opened(
     folder: Path, stamp: tuple[int, int] | None, split: str, columns: tuple[str, ...]
 ) -> shards.Split:
     """Return a reader, which is shared, with its cache, as long as the manifest is the same."""
-    return shards.read(folder, split, columns=columns)
+    return shards.Split(folder, split, columns=columns)
 
 
 @lru_cache(maxsize=4)

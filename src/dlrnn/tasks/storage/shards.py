@@ -307,15 +307,10 @@ def _verify_shard(
 # ---------------------------------------------------------------------------------- reading
 
 
-def read(
-    folder: str | os.PathLike[str], split: str, *, columns: Sequence[str] | None = None
-) -> "Split":
-    """Return the samples of a split, which are read when they are indexed."""
-    return Split(folder, split, columns=columns)
-
-
 class Split:
-    """`split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list for each column.
+    """The samples of a split, which are read when they are indexed.
+
+    `split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list for each column.
 
     Shards are memory-mapped and read one row group at a time; the last CACHE_BYTES of decoded row
     groups are cached. A column of bytes gives uint8 arrays, a column of lists arrays of its type.
