@@ -202,7 +202,7 @@ class Task(ABC):
 
     def captioned(self, figure: "Figure") -> "Figure":
         """Write the task's name above a picture and its definition below it."""
-        width = int(13 * figure.get_figwidth())
+        width = int(11.5 * figure.get_figwidth())
         caption = textwrap.fill(self.definition, width)
         figure.suptitle(self.name, fontsize=15, fontweight="bold", parse_math=False)
         figure.supxlabel(caption, x=0.02, ha="left", fontsize=11, parse_math=False)

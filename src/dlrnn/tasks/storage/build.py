@@ -92,7 +92,8 @@ def _check_spec(spec: Spec) -> None:
     """Refuse counts and seeds that `shards.load_manifest` would not accept."""
     for split, count in spec.counts.items():
         if split not in SPLITS[:3]:
-            raise ValueError(f"{spec.name}: there is no split {split!r}; {listed(SPLITS[:3])} are")
+            expected = f"expected {listed(SPLITS[:3])}"
+            raise ValueError(f"{spec.name}: there is no split {split!r}; {expected}")
         if not 0 <= count <= MAX_SAMPLES:
             limits = f"samples of {split} must be from 0 to {MAX_SAMPLES}, not {count}"
             raise ValueError(f"{spec.name}: {limits}")
