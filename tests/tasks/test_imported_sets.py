@@ -60,8 +60,8 @@ def test_files_and_manifest_of_an_import(whole, source):
     manifest = shards.load_manifest(whole)
     assert [entry["file"] for entry in manifest["shards"]] == names
     assert manifest["counts"] == {"train": 24, "validation": 0, "test": 12}
-    told = {"source": "numbers.txt", "source_bytes": source.stat().st_size}
-    assert manifest["parameters"] == {"length": 100, **told}
+    source_of = {"source": "numbers.txt", "source_bytes": source.stat().st_size}
+    assert manifest["parameters"] == {"length": 100, **source_of}
     train = shards.Split(whole, "train")
     assert (train.shard_rows, train.group_rows) == (10, 4)
     expected = [row["number"] for split, row in numbers(source) if split == "train"]

@@ -63,9 +63,9 @@ def test_books_are_concatenated_with_end_tokens(tmp_path, tokenizer):
     for split in ("train", "validation", "test"):
         assert stream(folder, split) == whole[: (len(whole) - 1) // 16 * 16 + 1]
     assert (folder / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
-    told = shards.load_manifest(folder)["parameters"]
-    assert told["vocabulary"] == 32
-    assert told["tokenizer"] == hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    parameters = shards.load_manifest(folder)["parameters"]
+    assert parameters["vocabulary"] == 32
+    assert parameters["tokenizer"] == hashlib.sha256(tokenizer.read_bytes()).hexdigest()
     assert shards.verify(folder) == []
     (folder / "tokenizer.json").write_bytes(b"{}")
     assert shards.verify(folder) == ["tokenizer.json is damaged: its SHA-256 is not the manifest's"]

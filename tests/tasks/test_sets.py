@@ -211,9 +211,9 @@ def test_data_sets_with_other_parameters_are_refused(tmp_path):
         "pathfinder": (pathfinder.lra(resolution=40, counts=counts), "has resolution 40, not 32"),
         "path-x": (pathfinder.path_x(resolution=140, counts=counts), "has resolution 140, not 128"),
     }
-    for name, (spec, sentence) in made.items():
+    for name, (spec, keywords) in made.items():
         folder = build_set(spec, tmp_path / name)
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=keywords):
             tasks.get(name, folder=folder).sample(1)
 
 

@@ -204,9 +204,9 @@ def test_inconsistent_counts_are_found(copy):
 def test_a_folder_without_a_data_set(tmp_path):
     assert shards.verify(tmp_path) == [f"{tmp_path} holds no set"]
     (tmp_path / "file").touch()
-    for name, sentence in (("file", "file is a file; a folder was"), ("no", "there is no folder")):
+    for name, keywords in (("file", "file is a file; a folder was"), ("no", "there is no folder")):
         for read in (shards.verify, shards.load_manifest):
-            with pytest.raises(ValueError, match=sentence):
+            with pytest.raises(ValueError, match=keywords):
                 read(tmp_path / name)
 
 
@@ -359,7 +359,7 @@ def test_the_cache_of_row_groups_is_bounded(whole, monkeypatch):
 
 def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
     every = shards.Split(whole, "train")
-    wanted = every.batch(range(50))
+    expected = every.batch(range(50))
     assert len(every.files) > 2
     monkeypatch.setattr(shards, "OPEN_FILES", 2)
     monkeypatch.setattr(shards, "CACHE_BYTES", 1)
@@ -369,7 +369,7 @@ def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
         assert len(few.files) == 2
         for name, values in found.items():
             for place, index in enumerate(indices):
-                assert np.array_equal(values[place], wanted[name][index])
+                assert np.array_equal(values[place], expected[name][index])
 
 
 def test_a_truncated_shard_is_named(whole, tmp_path):

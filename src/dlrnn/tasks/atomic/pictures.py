@@ -1,9 +1,10 @@
 """How the previews of the atomic tasks draw sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ def sequence(axes: "Axes", values: Tensor, start: int = 0, *, colours: Any = BLU
     """Draw one number for each position, `values` [T] or [T, 1], with one colour or T of them."""
     place, numbers = np.arange(start, start + len(values)), values.flatten().numpy()
     if len(numbers) > LONGEST:
-        axes.plot(place, numbers, linewidth=0.8, color=BLUE)
+        one_colour = colours if isinstance(colours, str) else BLUE
+        axes.plot(place, numbers, linewidth=0.8, color=one_colour)
         return
     axes.axhline(0, color="black", linewidth=0.6)
     axes.vlines(place, 0, numbers, colors=colours, linewidth=1.4, alpha=0.6)
     axes.scatter(place, numbers, c=colours, s=16, zorder=3)
 
 
-def legend(axes: "Axes", **names: str) -> None:
+def legend(axes: "Axes", names: Mapping[str, str]) -> None:
     """Explain colours, each given with its text: `{text: colour}`."""
     for text, colour in names.items():
         axes.plot([], [], "o", color=colour, label=text)
@@ -49,7 +51,8 @@ def rows(axes: "Axes", values: Tensor, names: Sequence[str]) -> None:
 
 def source_of(values: Tensor, x: Tensor) -> Tensor:
     """Return the position in x of each value that was copied from it."""
-    return (values.flatten()[:, None] == x[None, :]).int().argmax(1)
+    order = x.argsort()
+    return order[torch.searchsorted(x[order], values.flatten())]
 
 
 def box(axes: "Axes", place: int, first: int, last: int, text: str) -> None:

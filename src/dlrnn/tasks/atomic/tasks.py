@@ -48,7 +48,7 @@ class Shift(RegressionTask):
     copies: int = 8
 
     name: ClassVar[str] = "shift"
-    probes: ClassVar[str] = "one long kernel an output"
+    probes: ClassVar[str] = "one long kernel for each output"
     heights: ClassVar[tuple[int, int]] = (1, 2)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class CumMax(RegressionTask):
     """
 
     name: ClassVar[str] = "cummax"
-    probes: ClassVar[str] = "what no fixed kernel does"
+    probes: ClassVar[str] = "a function that no fixed kernel computes"
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
@@ -110,10 +110,10 @@ class CumMax(RegressionTask):
     def _draw(self, above: "Axes", below: "Axes", inputs: Tensor, targets: Tensor) -> None:
         new = inputs == targets
         pictures.sequence(above, inputs, colours=np.where(new.flatten(), *_MARKED))
-        pictures.legend(above, **{"new maximum": pictures.ORANGE})
+        pictures.legend(above, {"new maximum": pictures.ORANGE})
         below.step(range(self.length), targets.flatten(), where="post", color=pictures.ORANGE)
         pictures.sequence(below, inputs, colours=pictures.GRAY)
-        pictures.legend(below, **{"y, the running maximum": pictures.ORANGE, "x": pictures.GRAY})
+        pictures.legend(below, {"y, the running maximum": pictures.ORANGE, "x": pictures.GRAY})
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Sort(_ReadThenWrite):
     """
 
     name: ClassVar[str] = "sort"
-    probes: ClassVar[str] = "an order that the input decides"
+    probes: ClassVar[str] = "an order that depends on the input"
 
     def _answer(self, x: Tensor) -> Tensor:
         distance = (x - x[:, :1]).abs()
@@ -193,7 +193,7 @@ class Sort(_ReadThenWrite):
         for axes in (above, below):
             axes.axhline(float(inputs[0, 0]), color=pictures.ORANGE, linestyle="--")
         text = "x_0, the first element (the brighter a number, the closer it is to x_0)"
-        pictures.legend(above, **{text: pictures.ORANGE})
+        pictures.legend(above, {text: pictures.ORANGE})
 
     def preview(self, *, split: str = "train", step: int = 5) -> "Figure":
         """Draw a sample; at length 64, that of step 5 has x_0 in the middle of the others."""
@@ -212,7 +212,7 @@ class Select(RegressionTask):
     marked: int = 32
 
     name: ClassVar[str] = "select"
-    probes: ClassVar[str] = "shifts that the input decides"
+    probes: ClassVar[str] = "shifts that depend on the input"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +257,7 @@ class Select(RegressionTask):
         pictures.sequence(above, x, colours=colours)
         top = above.get_xaxis_transform()
         above.scatter(places, [0.97] * len(places), c=marked, marker="v", s=24, transform=top)
-        pictures.legend(above, **{"marked number": "#21918c", "other number": pictures.GRAY})
+        pictures.legend(above, {"marked number": "#21918c", "other number": pictures.GRAY})
         pictures.region(above, count, self.input_length, "zeros")
         pictures.sequence(below, targets, count, colours=marked)
 
@@ -269,7 +269,7 @@ class SelectFixed(Select):
     """
 
     name: ClassVar[str] = "select-fixed"
-    probes: ClassVar[str] = "shifts that are always the same"
+    probes: ClassVar[str] = "fixed shifts"
 
     def _places(self, random: Random) -> Tensor:
         return self._constant(super()._places, random.device)
@@ -334,7 +334,7 @@ class ContextShift(RegressionTask):
     """
 
     name: ClassVar[str] = "context-shift"
-    probes: ClassVar[str] = "a kernel that the input decides"
+    probes: ClassVar[str] = "a kernel that depends on the input"
     shortest: ClassVar[int] = 3
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
@@ -352,7 +352,7 @@ class ContextShift(RegressionTask):
         colours = np.array([pictures.ORANGE] * 2 + [pictures.BLUE] * (self.length - 2))
         pictures.sequence(above, inputs, colours=colours)
         text = f"cos and sin of 2 pi s / L, s = {shift}"
-        pictures.legend(above, **{text: pictures.ORANGE, "x": pictures.BLUE})
+        pictures.legend(above, {text: pictures.ORANGE, "x": pictures.BLUE})
         if shift:
             pictures.region(below, 0, shift, f"{shift} zeros")
         pictures.sequence(below, targets[shift:], shift, colours=colours[: self.length - shift])
@@ -395,7 +395,7 @@ class Solve(RegressionTask):
         is_b = np.arange(stop) % (N + 1) == N
         pictures.sequence(above, inputs[:stop], colours=np.where(is_b, *_MARKED))
         texts = f"rows a_1 ... a_{N} of A", f"b_1 ... b_{N}, B = A X"
-        pictures.legend(above, **{texts[0]: pictures.BLUE, texts[1]: pictures.ORANGE})
+        pictures.legend(above, {texts[0]: pictures.BLUE, texts[1]: pictures.ORANGE})
         for row in range(0, N, 2) if N <= 12 else ():
             start = row * (N + 1)
             pictures.region(above, start, start + N + 1, f"a_{row + 1}, b_{row + 1}")

@@ -156,7 +156,7 @@ class PathX(Pathfinder):
     """
 
     name: ClassVar[str] = "path-x"
-    probes: ClassVar[str] = "the same over 16384 positions"
+    probes: ClassVar[str] = "long-range spatial relations over 16384 positions"
 
     def spec(self) -> generator.PathfinderGenerator:
         """LRA's 128 x 128."""
