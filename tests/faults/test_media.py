@@ -30,6 +30,21 @@ def test_a_parquet_dictionary_bomb_is_refused(size, rows, tmp_path):
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    "dates", [pa.array([2**31 - 1] * 8, pa.date32()), pa.array([2**40] * 8, pa.timestamp("s"))]
+)
+@pytest.mark.parametrize("name", ["text", "label"])
+def test_dates_that_python_does_not_have_are_refused(name, dates, tmp_path):
+    table = pa.table({"text": ["a"] * 8, "label": [0] * 8, name: dates})
+    path = tmp_path / "set" / "train-00000-of-00001.parquet"
+    path.parent.mkdir()
+    pq.write_table(table, path)
+    done = run_command(["data", "import", "text", path.parent, "--out", tmp_path / "out"])
+    assert done.status == 2, done
+    assert not done.faults()
+    assert path.name in done.err
+
+
 def test_an_ordinary_dictionary_is_read(tmp_path):
     """Files of the Hub have dictionaries, too."""
     for split in ("train", "test"):

@@ -7,6 +7,7 @@ books, each followed by the end token. Text is tokenized in pieces of PIECE char
 before a space, so that memory use is constant.
 """
 
+import base64
 import hashlib
 import io
 import itertools
@@ -91,7 +92,7 @@ def _check_growth(content: bytes, where: str | Path) -> None:
         part = parts.pop()
         if isinstance(part, dict):
             parts.extend(part.values())
-            growth *= max(1, len(part["content"])) if isinstance(part.get("content"), str) else 1
+            growth *= _growth(part)
         elif isinstance(part, list):
             parts.extend(part)
     if growth > MAX_GROWTH:
@@ -99,6 +100,22 @@ def _check_growth(content: bytes, where: str | Path) -> None:
             f"{where} has replacements that make a text up to {growth:.0e} times as long;"
             f" at most {MAX_GROWTH} is accepted"
         )
+
+
+def _growth(part: Mapping[str, Any]) -> int:
+    """Return the factor by which one part of a tokenizer can lengthen a text."""
+    if part.get("type") == "ByteLevel":
+        return 2  # a byte becomes a character, which may have two bytes
+    if isinstance(charsmap := part.get("precompiled_charsmap"), str):
+        content = base64.b64decode(charsmap)  # size of a trie, the trie, texts that end in NUL
+        texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+        return max(1, *map(len, texts))
+    if isinstance(prepended := part.get("prepend"), str):
+        return 1 + len(prepended)
+    if not isinstance(replacement := part.get("content"), str):
+        return 1
+    is_regex = isinstance(part.get("pattern"), dict) and "Regex" in part["pattern"]
+    return max(1, len(replacement) + is_regex)  # an expression may match the empty text
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> int:

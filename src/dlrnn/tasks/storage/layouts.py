@@ -78,9 +78,11 @@ def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[
                         " repeated; write it without a dictionary, or use the original files"
                     )
                 yield from batch.to_pylist()
+        except ArchiveError:
+            raise
         except UnicodeDecodeError:
             raise ArchiveError(f"{where} is not UTF-8") from None
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # a date, say
             reason = " ".join(str(error).split())
             raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None
 
