@@ -144,8 +144,8 @@ def tiny_tokenizer() -> bytes:
 
 def tiny_books(folder, *, length: int = 32, words: int = 700):
     """A set of pg19 in `folder`/set, of three books in a language of 30 words, one a split."""
-    from dlrnn.tasks.books import books_set
-    from dlrnn.tasks.imports import write_set
+    from dlrnn.tasks.pg19 import books_set
+    from dlrnn.tasks.storage.imports import write_set
 
     (folder / "tokenizer.json").write_bytes(tiny_tokenizer())
     for place, split in enumerate(("train", "validation", "test")):

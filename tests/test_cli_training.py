@@ -394,6 +394,6 @@ def test_imported_data_can_be_trained_on(name, made, tmp_path, capsys):
 
 def test_wrong_imports_raise(tmp_path, capsys):
     wrong = sentence(capsys, "data", "import", "txt", str(tmp_path))
-    assert "there are: text, retrieval" in wrong
+    assert "did you mean 'text'?" in wrong
     nothing = str(tmp_path / "nothing")
     assert "nothing" in sentence(capsys, "data", "import", "text", nothing)

@@ -4,7 +4,7 @@ import numpy as np
 
 from dlrnn.analysis.listops_errors import NAMES, error_rates, nodes
 from dlrnn.tasks import listops
-from dlrnn.tasks.listops_text import OPERATOR
+from dlrnn.tasks.listops.text import OPERATOR
 
 
 def test_the_paper_s_example():

@@ -188,11 +188,11 @@ def _import_all() -> None:
     for name in ("dlrnn.cli", "dlrnn.paper.recipes", "dlrnn.train", "torch.utils.tensorboard"):
         importlib.import_module(name)
     importlib.import_module("lightning_fabric.strategies.model_parallel")
-    from dlrnn.tasks import data_cli, get, listops
+    from dlrnn.tasks import data, get, listops
 
     # So short that samples meet each other's keys and are drawn again; several shards.
     limits: dict[str, Any] = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
-    small = data_cli.SETS["listops"] = partial(listops.lra, **limits, shard_rows=6)
+    small = data.GENERATORS["listops"] = partial(listops.lra, **limits, shard_rows=6)
     small(seed=1).table("train", range(1), {})
     get("shift", length=16).sample(1)
 

@@ -1,4 +1,4 @@
-"""Data sets of other people: a set is refused with one sentence that names its file, or is read."""
+"""Forged data sets on disk are refused with an error that names the file, or are read."""
 
 import json
 import os
@@ -14,8 +14,10 @@ from hostile import bounded_memory, deadline, run_command
 from support import tiny_books
 
 from dlrnn import tasks
-from dlrnn.tasks import columns, data_cli, listops, shards
-from dlrnn.tasks.build import build_set
+from dlrnn.tasks import listops
+from dlrnn.tasks.data import list_sets
+from dlrnn.tasks.storage import columns, shards
+from dlrnn.tasks.storage.build import build_set
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -48,16 +50,16 @@ def copied(made, tmp_path):
 
 
 def forge(folder, change):
-    """Change the manifest, with a right hash: whoever can write a manifest can compute it."""
+    """Change the manifest and update its hash, as an attacker would."""
     path = folder / MANIFEST
     manifest = json.loads(path.read_text())
     change(manifest)
-    manifest["sha256"] = shards.own_hash(manifest)
+    manifest["sha256"] = shards.manifest_hash(manifest)
     path.write_text(json.dumps(manifest))
 
 
 def reshard(folder, content, file=TRAIN):
-    """Replace a shard by bytes or a table of as many rows, with a right hash."""
+    """Replace a shard by bytes or by a table with as many rows, and update its hash."""
     path = folder / file
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -73,15 +75,15 @@ def reshard(folder, content, file=TRAIN):
 
 
 def sampled(folder, name="listops"):
-    """What training reads."""
+    """Read batches as training does."""
     task = tasks.get(name, folder=str(folder), **SETTINGS.get(name, {}))
     with bounded_memory(), deadline(10):
         return [task.sample(2, step=step) for step in range(4)]
 
 
-def refused(folder, file, words=".", name="listops", *, verify=True):
-    """By training and by `data verify`, each time with one sentence that names the file."""
-    with pytest.raises(ValueError, match=words) as caught:
+def refused(folder, file, keywords=".", name="listops", *, verify=True):
+    """Training and `data verify` raise an error of one line that names the file."""
+    with pytest.raises(ValueError, match=keywords) as caught:
         sampled(folder, name)
     assert str(folder / file) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -93,7 +95,7 @@ def refused(folder, file, words=".", name="listops", *, verify=True):
 
 
 def test_valid_sets_are_read(made):
-    """Without this, every refusal below could be of something else."""
+    """Without this test, the refusals below could have another cause."""
     for name in TREES:
         assert shards.verify(made / name) == []
         sampled(made / name, name)
@@ -130,13 +132,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda value: str(value)[:30])
-def test_a_manifest_that_no_set_has_is_refused(name, value, trees):
+def test_a_manifest_with_invalid_values_is_refused(name, value, trees):
     forge(trees, put(name, value))
     refused(trees, MANIFEST)
 
 
 @pytest.mark.parametrize("name", [*KEYS, "sha256"])
-def test_a_manifest_that_lacks_a_key_is_refused(name, trees):
+def test_a_manifest_without_a_key_is_refused(name, trees):
     forge(trees, lambda manifest: manifest.pop(name, None))
     if name == "sha256":
         manifest = json.loads((trees / MANIFEST).read_text())
@@ -145,7 +147,7 @@ def test_a_manifest_that_lacks_a_key_is_refused(name, trees):
     refused(trees, MANIFEST)
 
 
-def test_counts_and_shards_agree(trees):
+def test_counts_that_contradict_the_shards_are_refused(trees):
     def fewer(manifest):
         manifest["counts"]["train"] = 2**24
         manifest["shard_rows"] = 2**20
@@ -159,7 +161,7 @@ def test_counts_and_shards_agree(trees):
     refused(trees, MANIFEST, verify=False)
 
 
-def test_shards_come_in_order(trees):
+def test_shards_out_of_order_are_refused(trees):
     forge(trees, lambda manifest: manifest["shards"].reverse())
     refused(trees, MANIFEST, "not numbered from 0", verify=False)
     forge(trees, lambda manifest: manifest["shards"].extend(manifest["shards"][:1]))
@@ -209,7 +211,7 @@ def replaced(path, kind):
 
 @pytest.mark.parametrize("file", [MANIFEST, TRAIN])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "dangling"])
-def test_a_file_that_is_none_is_refused(file, kind, trees):
+def test_special_files_are_refused(file, kind, trees):
     replaced(trees / file, kind)
     with pytest.raises((ValueError, OSError)) as caught, deadline(5):
         sampled(trees)
@@ -220,20 +222,20 @@ def test_a_file_that_is_none_is_refused(file, kind, trees):
 
 
 def test_links_to_regular_files_are_followed(made, tmp_path):
-    """A large set may lie on another disk, shard by shard."""
+    """Shards of a large data set may be on another disk."""
     (tmp_path / "linked").mkdir()
     for path in (made / "listops").iterdir():
         (tmp_path / "linked" / path.name).symlink_to(path)
     (tmp_path / "whole").symlink_to(tmp_path / "linked", target_is_directory=True)
     assert shards.verify(tmp_path / "whole") == []
     sampled(tmp_path / "whole")
-    [row] = data_cli.found(made / "listops")
+    [row] = list_sets(made / "listops")
     assert row["state"] == "built"
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "progress.jsonl"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "deep", "list", "counts"])
-def test_a_listing_passes_over_what_is_no_set(name, kind, made, tmp_path, monkeypatch):
+def test_a_listing_skips_invalid_data_sets(name, kind, made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made / "listops", tmp_path / "data" / "trees")
     other = tmp_path / "data" / "other"
@@ -245,10 +247,10 @@ def test_a_listing_passes_over_what_is_no_set(name, kind, made, tmp_path, monkey
         header = {"task": "\x1b[31m", "counts": {"a": [1]}, "seed": 1}
         texts = {"deep": "[" * 200_000, "list": "[1]", "counts": json.dumps(header)}
         (other / name).write_text(texts[kind])
-    told = run_command(["data", "list", "--json"], seconds=5)
-    assert told.status == 0, told
-    assert not told.faults()
-    assert [row["task"] for row in json.loads(told.out)] == ["listops"]
+    done = run_command(["data", "list", "--json"], seconds=5)
+    assert done.status == 0, done
+    assert not done.faults()
+    assert [row["task"] for row in json.loads(done.out)] == ["listops"]
 
 
 # ---------------------------------------------------------------------------------- shards
@@ -290,7 +292,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_samples_that_cannot_be_are_refused(what, trees):
+def test_invalid_samples_are_refused(what, trees):
     table = table_of(trees, **BAD[what])
     reshard(trees, table)
     if what == "a column less":
@@ -312,14 +314,14 @@ def test_samples_that_cannot_be_are_refused(what, trees):
         {"positions": lambda v: pa.array([[[1]] * len(each) for each in v])},
     ],
 )
-def test_trees_whose_values_have_no_place_are_refused(changed, copied):
+def test_invalid_values_and_positions_are_refused(changed, copied):
     folder = copied("listops-subtrees")
     reshard(folder, table_of(folder, **changed))
     refused(folder, TRAIN, name="listops-subtrees")
 
 
 @pytest.mark.parametrize("tokens", [[3] * 16, [60_000] * 33, [None] * 33])
-def test_tokens_that_a_language_model_cannot_read_are_refused(tokens, copied):
+def test_invalid_tokens_of_a_language_model_are_refused(tokens, copied):
     folder = copied("set")
     rows = pq.read_metadata(folder / TRAIN).num_rows
     reshard(folder, pa.table({"tokens": pa.array([tokens] * rows, pa.list_(pa.uint16()))}))
@@ -335,7 +337,7 @@ def test_a_shard_of_another_size_is_refused(rows, trees):
     refused(trees, TRAIN, f"holds {rows} samples, not 5")
 
 
-def test_row_groups_are_as_in_the_first_shard(trees):
+def test_row_groups_of_another_size_are_refused(trees):
     path = trees / TRAIN
     pq.write_table(table_of(trees), path, row_group_size=2)
     content = path.read_bytes()
@@ -353,15 +355,15 @@ def test_row_groups_are_as_in_the_first_shard(trees):
     "content",
     [b"", b"PAR1", b"PAR1" * 100, b"nonsense" * 100, b"\0" * 99 + b"\xff\xff\xff\x7fPAR1"],
 )
-def test_garbage_is_refused_by_name(content, trees):
+def test_shards_that_are_not_parquet_are_refused(content, trees):
     reshard(trees, content)
     refused(trees, TRAIN)
-    told = run_command(["data", "verify", trees])
-    assert (told.status, told.faults()) == (1, [])
+    done = run_command(["data", "verify", trees])
+    assert (done.status, done.faults()) == (1, [])
 
 
-def said_of(folder):
-    """What training says, if it says something."""
+def error_of(folder):
+    """The error message of reading batches, if any."""
     try:
         sampled(folder)
     except ValueError as error:
@@ -369,8 +371,8 @@ def said_of(folder):
     return []
 
 
-def test_flipped_bits_of_a_shard_with_a_right_hash_crash_nothing(trees):
-    """Whatever Arrow says of it: a sentence that names the file, or samples."""
+def test_flipped_bits_in_a_shard_with_a_valid_hash_do_not_crash(trees):
+    """Reading gives samples, or an error that names the file."""
     whole = (trees / TRAIN).read_bytes()
     random = np.random.default_rng(0)
     places = [*random.integers(0, len(whole), 40), *range(len(whole) - 300, len(whole), 6)]
@@ -378,7 +380,7 @@ def test_flipped_bits_of_a_shard_with_a_right_hash_crash_nothing(trees):
         broken = bytearray(whole)
         broken[place] ^= 1 << int(random.integers(8))
         reshard(trees, bytes(broken))
-        assert all(TRAIN in each for each in said_of(trees))
+        assert all(TRAIN in each for each in error_of(trees))
         for problem in shards.verify(trees):
             assert TRAIN in problem
 
@@ -408,9 +410,9 @@ def repeated(size, rows):
 
 
 @pytest.mark.parametrize(("size", "rows"), [(2**16, 2**16), (2000, 2**16)])
-def test_texts_that_refer_to_a_dictionary_are_bounded(size, rows, trees, monkeypatch):
-    """A few KB of file; 4 GiB of text, and 128 MB of texts of the right length."""
-    monkeypatch.setattr(columns, "MOST_GROUP", 2**25)
+def test_dictionary_bombs_are_refused(size, rows, trees, monkeypatch):
+    """A file of a few KB decodes to 4 GiB, or to 128 MB of texts of a valid length."""
+    monkeypatch.setattr(columns, "MAX_BYTES", 2**25)
     bomb(trees, repeated(size, rows), row_group_size=rows)
     refused(trees, TRAIN)
 
@@ -423,16 +425,16 @@ def test_an_ordinary_dictionary_is_read(trees):
     assert shards.verify(trees) == []
 
 
-def test_long_lists_are_refused_undecoded(copied, monkeypatch):
-    """Equal values take next to no room."""
-    monkeypatch.setattr(columns, "MOST_VALUES", 2**20)
+def test_long_lists_are_refused_before_decoding(copied, monkeypatch):
+    """Equal values need hardly any space."""
+    monkeypatch.setattr(columns, "MAX_VALUES", 2**20)
     folder = copied("listops-subtrees")
     ends = pa.array([0] * 8 + [2**20 + 8], pa.int32())
     values = pa.ListArray.from_arrays(ends, pa.array(np.zeros(2**20 + 8, np.uint8)))
     table = table_of(folder).drop_columns(["values"]).append_column("values", values)
     pq.write_table(table, folder / TRAIN, compression="zstd", row_group_size=20)
     reshard(folder, (folder / TRAIN).read_bytes())
-    refused(folder, TRAIN, "which no set has", name="listops-subtrees")
+    refused(folder, TRAIN, "more than a data set may have", name="listops-subtrees")
 
 
 def varint(value):
@@ -446,8 +448,8 @@ def number(value):
     return varint(value << 1)
 
 
-def test_headers_of_pages_are_read_and_not_believed(tmp_path):
-    """What Arrow's own files say, and what a forged header may."""
+def test_sizes_in_page_headers(tmp_path):
+    """Those of files that Arrow wrote, and of forged headers."""
     table = pa.table({"a": pa.array([[1, 2]] * 100), "b": pa.array([b"x" * k for k in range(100)])})
     path = tmp_path / "file"
     for how in (
@@ -459,25 +461,25 @@ def test_headers_of_pages_are_read_and_not_believed(tmp_path):
         pq.write_table(table, path, **how)
         metadata, content = pq.read_metadata(path), path.read_bytes()
         for place in range(2):
-            told = metadata.row_group(0).column(place)
-            start = told.dictionary_page_offset or told.data_page_offset
-            found = columns._pages(content, start, start + told.total_compressed_size)
-            assert found.values >= told.num_values
-            assert 0 < found.raw <= told.total_uncompressed_size
+            chunk = metadata.row_group(0).column(place)
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            found = columns.page_sizes(content, start, start + chunk.total_compressed_size)
+            assert found.values >= chunk.num_values
+            assert 0 < found.raw <= chunk.total_uncompressed_size
     page = b"\x15" + number(0) + b"\x15" + number(2**30) + b"\x15" + number(3)
     page += b"\x2c" + b"\x15" + number(2**31 - 1) + b"\x00" + b"\x00"
-    found = columns._pages(b"PAR1" + page + b"abc", 4, 4 + len(page) + 3)
+    found = columns.page_sizes(b"PAR1" + page + b"abc", 4, 4 + len(page) + 3)
     assert found == (2**30, 2**31 - 1)
     for broken in (page[:-4], b"\xff" * 40, b"\x1c" * 40, b"", b"\x15\x00" * 3 + b"\x00"):
         with pytest.raises(pa.ArrowInvalid):
-            columns._pages(b"PAR1" + broken, 4, 5 + len(broken))
+            columns.page_sizes(b"PAR1" + broken, 4, 5 + len(broken))
 
 
 # ---------------------------------------------------------------------------------- building
 
 
 def stopped(folder):
-    """The build of a set that was stopped before its manifest."""
+    """Turn a data set into a build that was stopped before its manifest."""
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).unlink()
     header = {key: value for key, value in manifest.items() if key not in ("shards", "sha256")}
@@ -485,7 +487,7 @@ def stopped(folder):
 
 
 @pytest.mark.parametrize("entry", [{}, {"file": 3, "sha256": "x"}, {"file": TRAIN}, {"rows": []}])
-def test_a_build_does_not_believe_its_progress(entry, trees):
+def test_a_forged_progress_file_is_refused(entry, trees):
     header, _ = stopped(trees)
     lines = (json.dumps(each) + "\n" for each in (header, entry))
     (trees / "progress.jsonl").write_text("".join(lines))
@@ -494,7 +496,7 @@ def test_a_build_does_not_believe_its_progress(entry, trees):
 
 
 @pytest.mark.parametrize("content", ["[]\n", "3\n", "[" * 200_000 + "\n", '{"task": [[[]]]}\n'])
-def test_a_progress_that_is_none_is_refused(content, trees):
+def test_a_damaged_progress_file_is_refused(content, trees):
     stopped(trees)
     (trees / "progress.jsonl").write_text(content)
     with pytest.raises(ValueError, match="holds"):
@@ -511,7 +513,7 @@ def test_a_progress_that_is_none_is_refused(content, trees):
         {"attempt": lambda v: pa.array([2**32 - 1] * len(v), pa.uint32())},
     ],
 )
-def test_a_build_does_not_believe_its_shards(changed, trees):
+def test_forged_shards_of_an_unfinished_build_are_refused(changed, trees):
     reshard(trees, table_of(trees, **changed))
     header, entries = stopped(trees)
     lines = (json.dumps(each) + "\n" for each in (header, *entries))
@@ -520,17 +522,17 @@ def test_a_build_does_not_believe_its_shards(changed, trees):
         build_set(TREES["listops"], trees)
 
 
-def test_a_build_does_not_wait_for_a_pipe(trees):
+def test_a_build_replaces_a_pipe_without_waiting_for_it(trees):
     header, entries = stopped(trees)
     lines = (json.dumps(each) + "\n" for each in (header, *entries))
     (trees / "progress.jsonl").write_text("".join(lines))
     replaced(trees / TRAIN, "pipe")
     with deadline(5):
-        build_set(TREES["listops"], trees)  # it is drawn again
+        build_set(TREES["listops"], trees)
     assert shards.verify(trees) == []
 
 
-def test_what_a_manifest_cannot_say_is_refused_before_it_is_built(tmp_path):
+def test_a_seed_beyond_the_limits_of_a_manifest_is_refused(tmp_path):
     with pytest.raises(ValueError, match="the seed of a set must be below"):
         build_set(listops.lra(counts=COUNTS, seed=2**63), tmp_path / "set")
     assert not (tmp_path / "set").exists()

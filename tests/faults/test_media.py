@@ -1,4 +1,4 @@
-"""Data files that stand for far more than they hold are refused before they are unpacked."""
+"""Parquet files that decode to far more than their size are refused before decoding."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,13 +20,13 @@ def dictionary_bomb(path, size, rows):
 
 @pytest.mark.parametrize(("size", "rows"), [(2**26, 1000), (2**20, 4_000_000)])
 def test_a_parquet_dictionary_bomb_is_refused(size, rows, tmp_path):
-    """A few KB of file; 64 GB and 4 TB of text."""
+    """A file of a few KB decodes to 64 GB, or to 4 TB of text."""
     bomb = dictionary_bomb(tmp_path / "set" / "train-00000-of-00001.parquet", size, rows)
     assert bomb.stat().st_size < 100_000
-    told = run_command(["data", "import", "text", bomb.parent, "--out", tmp_path / "out"])
-    assert told.status == 2, told
-    assert not told.faults()
-    assert bomb.name in told.err
+    done = run_command(["data", "import", "text", bomb.parent, "--out", tmp_path / "out"])
+    assert done.status == 2, done
+    assert not done.faults()
+    assert bomb.name in done.err
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
@@ -39,14 +39,14 @@ def test_dates_that_python_does_not_have_are_refused(name, dates, tmp_path):
     path = tmp_path / "set" / "train-00000-of-00001.parquet"
     path.parent.mkdir()
     pq.write_table(table, path)
-    told = run_command(["data", "import", "text", path.parent, "--out", tmp_path / "out"])
-    assert told.status == 2, told
-    assert not told.faults()
-    assert path.name in told.err
+    done = run_command(["data", "import", "text", path.parent, "--out", tmp_path / "out"])
+    assert done.status == 2, done
+    assert not done.faults()
+    assert path.name in done.err
 
 
 def test_an_ordinary_dictionary_is_read(tmp_path):
-    """The Hub's own files have dictionaries too."""
+    """Files of the Hub have dictionaries, too."""
     for split in ("train", "test"):
         labels = [0, 1] * 4
         texts = [f"{split} review number {k}" for k in range(8)]
@@ -54,5 +54,5 @@ def test_an_ordinary_dictionary_is_read(tmp_path):
         (tmp_path / "set").mkdir(exist_ok=True)
         path = tmp_path / "set" / f"{split}-00000-of-00001.parquet"
         pq.write_table(table, path, compression="zstd", use_dictionary=True)
-    told = run_command(["data", "import", "text", tmp_path / "set", "--out", tmp_path / "out"])
-    assert told.status == 0, told
+    done = run_command(["data", "import", "text", tmp_path / "set", "--out", tmp_path / "out"])
+    assert done.status == 0, done

@@ -113,7 +113,10 @@ def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
     pytest.importorskip("triton")
     kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]
     launching = []
-    for name in (*(f"dlrnn.ops.triton.{kernel}" for kernel in kernels), "dlrnn.tasks.gpu"):
+    for name in (
+        *(f"dlrnn.ops.triton.{kernel}" for kernel in kernels),
+        "dlrnn.tasks.atomic.triton_kernels",
+    ):
         module = importlib.import_module(name)
         own = [
             each

@@ -1,4 +1,4 @@
-"""Every target against a slow definition that sees nothing but the input."""
+"""The targets of the atomic tasks against slow definitions that are computed from the input."""
 
 import math
 
@@ -9,8 +9,8 @@ from support import DEVICE, run_python
 from dlrnn import tasks
 from dlrnn.bench.measure import peak_bytes
 from dlrnn.tasks.atomic import ATOMIC
-from dlrnn.tasks.reflections import product_of_reflections
-from dlrnn.tasks.search import largest_product
+from dlrnn.tasks.atomic.mips import largest_product
+from dlrnn.tasks.atomic.orthogonal import product_of_reflections
 
 NAMES = [task.name for task in ATOMIC]
 LENGTHS = {"shift": (8, 16, 256), "context-shift": (3, 4, 50), "solve": (3, 8, 50, 512)}
@@ -58,7 +58,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize(("name", "length"), cases())
-def test_targets(name, length):
+def test_targets_match_the_definition(name, length):
     task = tasks.get(name, length=length)
     inputs, targets, _ = task.sample(3, step=5, device=DEVICE)
     assert inputs.shape == (3, task.input_length, task.d_input)
@@ -125,7 +125,7 @@ def check_mips(sample, target, task):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_is_a_pure_function(name):
+def test_a_batch_depends_on_its_arguments_alone(name):
     task = tasks.get(name, length=64)
     whole = task.sample(6, split="test", step=3, device=DEVICE)
     again = tasks.get(name, length=64).sample(6, split="test", step=3, device=DEVICE)
@@ -146,7 +146,7 @@ def test_a_batch_is_a_pure_function(name):
 
 
 @pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
-def test_the_fixed_variants_are_fixed_by_the_seed(name):
+def test_fixed_variants_depend_on_the_seed_alone(name):
     task, other = tasks.get(name, length=99), tasks.get(name, length=99, seed=1)
     feature = 1 if name == "select-fixed" else 0
     kept = slice(None) if name == "select-fixed" else slice(0, 9)  # the first row of A
@@ -169,7 +169,7 @@ def test_marked_positions_are_uniform():
     assert (share - 0.5).abs().max() < 5 * error
 
 
-def test_the_shift_is_uniform():
+def test_context_shifts_are_uniform():
     inputs = tasks.get("context-shift", length=6).sample(5000).inputs
     angle = torch.atan2(inputs[:, 1, 0], inputs[:, 0, 0]) % (2 * math.pi)
     counts = torch.bincount((angle / (2 * math.pi) * 6).round().long(), minlength=6)
@@ -190,16 +190,16 @@ def test_orthonormal_matrices_are_uniform():
     assert abs(torch.linalg.det(rows).mean()) < 5 / 5000**0.5
 
 
-def test_mips_stays_small():
+def test_mips_needs_little_memory():
     task = tasks.get("mips")
     peak = peak_bytes(lambda: task.sample(4, device=DEVICE), DEVICE)
     assert peak < 256 * 2**20
 
 
-# ---------------------------------------------------------------------------------- judging
+# ---------------------------------------------------------------------------------- scores
 
 
-def test_r2_is_the_papers():
+def test_r2_matches_the_definition():
     task = tasks.get("cumsum", length=10)
     batch = task.sample(4)
     output = torch.randn(4, 10, 1)
@@ -212,18 +212,7 @@ def test_r2_is_the_papers():
     assert task.metrics(torch.zeros(4, 10, 1), constant)["R2"] == pytest.approx(1 - 1e5)
 
 
-@pytest.mark.parametrize("shape", [(4, 64, 1), (1, 64, 8), (4, 1, 8), (64, 8), (4, 64, 3)])
-def test_an_output_of_another_shape_is_not_judged(shape):
-    """Broadcast, it would have a loss."""
-    task = tasks.get("shift", length=64)
-    batch, output = task.sample(4), torch.zeros(shape)
-    for judge in (task.loss, task.metrics):
-        with pytest.raises(ValueError, match="shift: the output must have the shape") as error:
-            judge(output, batch)
-        assert f"[4, 64, 8], not {list(shape)}" in str(error.value)
-
-
-def test_only_the_last_positions_count():
+def test_the_last_positions_are_the_prediction():
     task = tasks.get("reverse", length=5)
     batch = task.sample(2)
     output = torch.cat((torch.full((2, 5, 1), 99.0), batch.targets), dim=1)
@@ -231,101 +220,74 @@ def test_only_the_last_positions_count():
     assert task.metrics(output, batch)["R2"] == 1
 
 
-# ---------------------------------------------------------------------------------- names
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "sentence"),
-    [
-        ("shfit", {}, "there is no task 'shfit': did you mean 'shift'?"),
-        ("ContextShift", {}, "there is no task 'ContextShift': did you mean 'context-shift'?"),
-        ("select_fixed", {}, "there is no task 'select_fixed': did you mean 'select-fixed'?"),
-        ("xyzzy", {}, "there is no task 'xyzzy'; there are: shift, cumsum"),
-        ("sort", {"lenght": 8}, "the task sort has no setting 'lenght': did you mean 'length'?"),
-        ("shift", {"length": 12}, "shift: the length must be a multiple of the 8 copies, and 12"),
-        ("sort", {"length": 0}, "sort: the length must be at least 1, not 0"),
-        ("solve", {"length": 2}, "solve: the length must be at least 3, not 2"),
-        ("sort", {"length": 8.0}, "sort: length must be a whole number, not 8.0"),
-        ("select", {"marked": 0}, "select: marked must be at least 1, not 0"),
-        ("mips", {"width": 0}, "mips: width must be at least 1, not 0"),
-    ],
-)
-def test_wrong_names_and_settings(name, settings, sentence, monkeypatch):
-    import jaxtyping
-
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError) as error:  # noqa: PT011
-        tasks.get(name, **settings)
-    assert str(error.value).startswith(sentence)
-
-
-def test_wrong_samples():
-    task = tasks.get("sort", length=8)
-    with pytest.raises(ValueError, match="split must be train, validation or test, not 'valid'"):
-        task.sample(2, split="valid")
-    with pytest.raises(ValueError, match="split must be train, validation or test"):
-        task.sample(2, split="constants")
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not 0"):
-        task.sample(0)
-    for wrong in ("step", "first"):
-        with pytest.raises(ValueError, match=f"{wrong} must be a whole number of at least 0"):
-            task.sample(2, **{wrong: -1})
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [8, 64, 1024])
+def test_previews_have_the_definition_as_caption(name, length, tmp_path):
+    task = tasks.get(name, length=length)
+    figure = task.preview()
+    figure.savefig(tmp_path / "preview.png")
+    assert (tmp_path / "preview.png").stat().st_size > 5000
+    assert figure.get_supxlabel().replace("\n", " ") == task.definition
+    assert figure.get_suptitle() == name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_previews(name, tmp_path):
-    task = tasks.get(name, length=64)
-    task.preview().savefig(tmp_path / "preview.png")
-    assert (tmp_path / "preview.png").stat().st_size > 5000
-    assert task.__doc__
-    assert task.probes
+def test_batches_do_not_depend_on_the_default_dtype(name):
+    batch = tasks.get(name).sample(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = tasks.get(name).sample(1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(batch.inputs, again.inputs)
+    assert torch.equal(batch.targets, again.targets)
 
 
-# ---------------------------------------------------------------------------------- its kernels
+# ---------------------------------------------------------------------------------- kernels
 
 INTERPRETED = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from dlrnn.tasks import gpu
-from dlrnn.tasks.reflections import product_of_reflections
-from dlrnn.tasks.search import largest_product
+from dlrnn.tasks.atomic import triton_kernels
+from dlrnn.tasks.atomic.orthogonal import product_of_reflections
+from dlrnn.tasks.atomic.mips import largest_product
 
 torch.manual_seed(0)
 for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5), (1, 1030, 3)]:
     query, key = torch.randn(2, *shape)
-    assert torch.equal(gpu.largest_product(query, key), largest_product(query, key))
+    assert torch.equal(triton_kernels.largest_product(query, key), largest_product(query, key))
 for shape in [(1, 1, 1), (2, 5, 5), (3, 7, 20), (1, 31, 31)]:
     vectors = torch.nn.functional.normalize(torch.randn(shape, dtype=torch.float64), dim=-1)
-    have, want = gpu.product_of_reflections(vectors), product_of_reflections(vectors)
+    have, want = triton_kernels.product_of_reflections(vectors), product_of_reflections(vectors)
     torch.testing.assert_close(have, want, rtol=0, atol=1e-13)
 print("right")
 """
 
 
-def test_interpreted_kernels():
+def test_triton_kernels_match_the_cpu():
     pytest.importorskip("triton")
     assert run_python(INTERPRETED).strip() == "right"
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 4), (3, 256, 4), (2, 257, 3), (2, 700, 4)])
-def test_largest_product_by_its_definition(shape):
+def test_largest_product_matches_the_definition(shape):
     query, key = torch.randn(2, *shape, device=DEVICE)
     later = torch.ones(shape[1], shape[1], device=DEVICE).triu(1).bool()
     expected = (query.double() @ key.double().mT).masked_fill(later, -math.inf).argmax(-1)
     assert torch.equal(largest_product(query, key), expected)
 
 
-def test_places_of_nan_are_places():
+def test_largest_product_of_nan_is_position_zero():
     nan = torch.full((2, 300, 3), math.nan)
-    torch.use_deterministic_algorithms(True)  # which fills what is not initialised
+    torch.use_deterministic_algorithms(True)  # fills uninitialised memory
     try:
         assert torch.equal(largest_product(nan, nan), torch.zeros(2, 300).long())
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_product_of_reflections_by_its_definition():
+def test_product_of_reflections_matches_the_definition():
     vectors = torch.randn(3, 9, 20, dtype=torch.float64, device=DEVICE)
     vectors = torch.nn.functional.normalize(vectors, dim=-1)
     expected = eye = torch.eye(20, dtype=torch.float64, device=DEVICE)
@@ -335,10 +297,10 @@ def test_product_of_reflections_by_its_definition():
 
 
 @pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
-def test_what_is_fixed_is_kept(name):
+def test_constants_are_cached(name):
     task = tasks.get(name, length=64)
     first, again = task.sample(2, step=1), task.sample(2, step=1)
-    assert len(task._kept) == 1
+    assert len(task.constants) == 1
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(tasks.get(name, length=64).sample(2, step=1).inputs, first.inputs)
     assert task == tasks.get(name, length=64)

@@ -1,4 +1,4 @@
-"""`dlrnn data fetch` against a small Hub of our own: no test needs the network."""
+"""`dlrnn data fetch` with a local server in place of the Hub: no test needs the network."""
 
 import contextlib
 import hashlib
@@ -16,20 +16,20 @@ import pytest
 from test_speech import assert_all_there, by_number, hub_files
 
 from dlrnn.cli import main
-from dlrnn.tasks import fetch, shards
-from dlrnn.tasks.imports import imported_sets
+from dlrnn.tasks.data import imported_sets
+from dlrnn.tasks.storage import fetch, shards
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 class Hub:
-    """What the Hub's package asks of a server. `cut`: how often a file breaks off in its middle."""
+    """The content of a local Hub; `cut` counts the downloads of a file that will be truncated."""
 
     def __init__(self):
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.hashes: dict[str, str] = {}  # that are not those of the content
+        self.hashes: dict[str, str] = {}  # announced instead of the real ones
         self.cut: dict[str, int] = {}
-        self.asked: list[tuple[str, str | None]] = []  # files and ranges
+        self.asked: list[tuple[str, str | None]] = []  # requested files and ranges
 
     def about(self, repository):
         siblings = [
@@ -44,7 +44,7 @@ class Hub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.0"  # an answer ends with its connection
+    protocol_version = "HTTP/1.0"  # closes the connection after each answer
 
     def log_message(self, *_):
         pass
@@ -128,7 +128,7 @@ def imdb():
         f"plain_text/{split}-00000-of-00001.parquet": parquet(reviews(split))
         for split in ("train", "test")
     }
-    files["plain_text/unsupervised-00000-of-00001.parquet"] = b"not asked for"
+    files["plain_text/unsupervised-00000-of-00001.parquet"] = b"not requested"
     return {**files, "README.md": b"a card"}
 
 
@@ -138,14 +138,14 @@ def run(*arguments):
 
 def refused(capsys, name, *parts):
     assert run(name) == 2
-    said = capsys.readouterr().err
-    sentence = said[said.rindex("dlrnn data: ") :]
+    printed = capsys.readouterr().err
+    message = printed[printed.rindex("dlrnn data: ") :]
     for part in parts:
-        assert part in sentence
-    assert sentence.count("\n") == 1
+        assert part in message
+    assert message.count("\n") == 1
 
 
-def test_text_is_fetched_and_imported(hub, tmp_path, capsys):
+def test_text_is_downloaded_and_imported(hub, tmp_path, capsys):
     hub.repositories["stanfordnlp/imdb"] = imdb()
     assert run("text") == 0
     assert "the set is in data/text" in capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_text_is_fetched_and_imported(hub, tmp_path, capsys):
     assert 5 <= counts["validation"] <= 25
     texts = {}
     for split in ("train", "validation", "test"):
-        for sample in shards.read("data/text", split):
+        for sample in shards.Split("data/text", split):
             official, label, _, number = sample["review"].split("/")
             assert sample["label"] == int(label == "pos")
             texts[official, int(number)] = sample["tokens"].tobytes()
@@ -191,7 +191,7 @@ def test_files_of_an_older_commit_are_removed(hub, tmp_path):
     assert there == {"notes.txt", new.rpartition("/")[2], "test-00000-of-00001.parquet"}
 
 
-def test_speech_commands_once_the_hub_has_them(hub, tmp_path):
+def test_speech_commands_from_parquet_files(hub, tmp_path):
     files = hub_files(tmp_path / "v0.02")
     hub.repositories["google/speech_commands"] = {
         f"v0.02/{path.name}": path.read_bytes() for path in files.iterdir()
@@ -200,9 +200,9 @@ def test_speech_commands_once_the_hub_has_them(hub, tmp_path):
     assert_all_there(tmp_path / "here", by_number)
 
 
-def test_a_download_that_breaks_off_goes_on(hub, monkeypatch, tmp_path, capsys):
+def test_a_broken_download_is_resumed(hub, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # between its attempts
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between attempts
     train, test = (f"plain_text/{split}-00000-of-00001.parquet" for split in ("train", "test"))
     hub.repositories["stanfordnlp/imdb"] = imdb()
     hub.cut = {train: 2, test: 1000}
@@ -217,23 +217,23 @@ def test_a_download_that_breaks_off_goes_on(hub, monkeypatch, tmp_path, capsys):
     assert {name for name, _ in hub.asked} == {test}
 
 
-def test_another_content_than_announced(hub, tmp_path, capsys):
+def test_a_file_with_another_hash_is_removed(hub, tmp_path, capsys):
     hub.repositories["stanfordnlp/imdb"] = imdb()
     name = "plain_text/train-00000-of-00001.parquet"
     hub.hashes[name] = "f" * 64
-    refused(capsys, "text", f"data/download/text/{name} is not what the Hub says it is and was rem")
+    refused(capsys, "text", f"data/download/text/{name} has not the size or SHA-256", "removed")
     assert not (tmp_path / "data/download/text" / name).exists()
     assert not (tmp_path / "data/text").exists()
     hub.hashes.clear()
     assert run("text") == 0
 
 
-def test_a_wrong_label_in_the_hubs_file(hub, tmp_path, capsys):
+def test_invalid_parquet_files_of_the_hub_are_refused(hub, tmp_path, capsys):
     rows = parquet({"text": ["good", "bad"], "label": [1, -1]})
     name = "plain_text/train-00000-of-00001.parquet"
     hub.repositories["stanfordnlp/imdb"] = {**imdb(), name: rows}
     file = "train-00000-of-00001.parquet"
-    refused(capsys, "text", f"{file} row 1 has the label -1; 0 and 1 are known")
+    refused(capsys, "text", f"{file} row 1 has the label -1")
     assert not (tmp_path / "data/text").exists()
     path = tmp_path / "data/download/text" / name
     path.write_bytes(parquet({"text": ["good", ""], "label": [1, 0]}))
@@ -251,9 +251,9 @@ def _import(path):
         pass
 
 
-def test_without_a_network(monkeypatch, tmp_path, capsys):
+def test_without_a_network_the_error_tells_what_to_download(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    at(monkeypatch, 9)  # nobody answers there
+    at(monkeypatch, 9)  # no server
     refused(
         capsys,
         "text",
@@ -264,7 +264,7 @@ def test_without_a_network(monkeypatch, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_on_the_hub(hub, tmp_path, capsys):
+def test_releases_that_are_not_on_the_hub(hub, tmp_path, capsys):
     for name in ("retrieval", "listops", "pathfinder", "path-x"):
         place = "data/download/lra_release.gz"
         refused(
@@ -277,12 +277,12 @@ def test_what_is_not_on_the_hub(hub, tmp_path, capsys):
     hub.repositories["deepmind/pg19"] = {"pg19.py": b"", "data/train_files.txt": b"a list"}
     for name, place in (("speech-commands", "speech_commands_v0.02.tar.gz"), ("pg19", "pg19")):
         repository = fetch.HOMES[name].repository
-        said = f"{repository} on the Hub holds no data of {name}: download "
-        refused(capsys, name, said, f"`dlrnn data import {name} data/download/{place}")
+        message = f"{repository} on the Hub holds no data of {name}: download "
+        refused(capsys, name, message, f"`dlrnn data import {name} data/download/{place}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_such_set_no_such_repository_and_no_room(hub, monkeypatch, tmp_path, capsys):
+def test_unknown_names_repositories_and_a_full_disk(hub, monkeypatch, tmp_path, capsys):
     refused(capsys, "txt", "there is no set 'txt' to fetch: did you mean 'text'?")
     refused(capsys, "text", "stanfordnlp/imdb on the Hugging Face Hub cannot be read (")
     hub.repositories["stanfordnlp/imdb"] = imdb()
@@ -292,5 +292,5 @@ def test_no_such_set_no_such_repository_and_no_room(hub, monkeypatch, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_everything_that_is_imported_can_be_asked_for():
+def test_every_imported_data_set_can_be_fetched():
     assert fetch.HOMES.keys() == imported_sets().keys()

@@ -1,4 +1,4 @@
-"""Trees against their definition: exact probabilities, and a slow evaluator of their text."""
+"""ListOps trees against exact probabilities and a slow evaluator of their text."""
 
 import itertools
 import math
@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from dlrnn.tasks import listops, streams
-from dlrnn.tasks.listops import ListOps, evaluate, sub_values, to_text
-from dlrnn.tasks.listops_text import CLOSE, NO_LABEL, OPERATOR, OPERATORS
+from dlrnn.tasks import listops, numba_random
+from dlrnn.tasks.listops import ListOpsGenerator, evaluate, generator, sub_values, to_text
+from dlrnn.tasks.listops.text import CLOSE, NO_LABEL, OPERATOR, OPERATORS
 from dlrnn.tasks.random import SPLITS, Random
 
 EXAMPLE = "[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]"
@@ -19,7 +19,7 @@ NANGIA = (
 
 def small(**settings):
     limits = {"max_depth": 3, "max_args": 3, "min_length": 0, "max_length": 1000}
-    return ListOps(**{**limits, **settings})
+    return ListOpsGenerator(**{**limits, **settings})
 
 
 def draw(spec, count, split="train"):
@@ -81,7 +81,7 @@ def test_values_heights_operators_and_positions(spec):
         assert (labels[tree.tokens != CLOSE] == NO_LABEL).all()
 
 
-def test_the_papers_example():
+def test_the_example_of_the_paper():
     assert sub_values(EXAMPLE) == sub_values(NANGIA) == [0, 3, 6]
     assert evaluate(EXAMPLE) == evaluate(NANGIA) == 6
     assert to_text(listops.from_text(NANGIA)) == EXAMPLE
@@ -104,27 +104,27 @@ def test_evaluate(text, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "keywords"),
     [
-        ("", "the expression is empty"),
-        ("[MAX 2 6", "is not closed"),
-        ("[MAX 2 6 ] 3", "goes on after its end"),
-        ("2 ]", "word 2 closes an operator, but none is open"),
-        ("]", "word 1 closes an operator, but none is open"),
-        ("[MAX ]", "closes .MAX, which has no values"),
-        ("[AVG 2 6 ]", "'.AVG' is no part of an expression"),
-        ("[MAX 2 16 ]", "'16' is no part of an expression"),
-        ("( ( [MAX 2 ) 6 ] )", "a closing parenthesis, does not end an operator and"),
-        ("( [MAX 2 ) 6 )", "a closing parenthesis, does not end an operator and"),
-        ("( [MAX ] )", "closes .MAX, which has no values"),
-        (")", "a closing parenthesis, does not end an operator and"),
-        ("( ( [MAX ( [MIN 2 ) ) ] )", "a closing parenthesis, does not end an operator and"),
-        ("( ( [MAX 2 ) ]", "is not closed"),
-        ("( ( [MAX 2 ) ] ) 5", "goes on after its end"),
+        ("", "empty"),
+        ("[MAX 2 6", "not closed"),
+        ("[MAX 2 6 ] 3", "after its end"),
+        ("2 ]", "word 2 closes"),
+        ("]", "word 1 closes"),
+        ("[MAX ]", "MAX, which has no values"),
+        ("[AVG 2 6 ]", "AVG"),
+        ("[MAX 2 16 ]", "'16'"),
+        ("( ( [MAX 2 ) 6 ] )", "closing parenthesis"),
+        ("( [MAX 2 ) 6 )", "closing parenthesis"),
+        ("( [MAX ] )", "MAX, which has no values"),
+        (")", "closing parenthesis"),
+        ("( ( [MAX ( [MIN 2 ) ) ] )", "closing parenthesis"),
+        ("( ( [MAX 2 ) ]", "not closed"),
+        ("( ( [MAX 2 ) ] ) 5", "after its end"),
     ],
 )
-def test_malformed_expressions(text, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_malformed_expressions_are_refused(text, keywords):
+    with pytest.raises(ValueError, match=keywords):
         evaluate(text)
 
 
@@ -133,16 +133,16 @@ def test_malformed_expressions(text, sentence):
 
 @pytest.mark.parametrize("seed", [0, 5, -1, 2**63])
 @pytest.mark.parametrize(("split", "index", "attempt"), [("train", 0, 0), ("test", 70_000, 123)])
-def test_the_stream_is_that_of_random(seed, split, index, attempt):
+def test_numba_streams_equal_random(seed, split, index, attempt):
     stream = np.empty(4, dtype=np.uint64)
     place = np.uint64(SPLITS.index(split)), np.uint64(index), attempt
-    streams.start(stream, np.uint64(seed % 2**64), *place)
-    ours = [int(streams.bits(stream)) for _ in range(20)]
+    numba_random.start(stream, np.uint64(seed % 2**64), *place)
+    ours = [int(numba_random.bits(stream)) for _ in range(20)]
     random = Random(seed, split, attempt, first=index, count=1, device="cpu")
     assert ours == [int(bits) % 2**64 for bits in random.bits(20)[0]]
 
 
-def test_a_tree_is_a_function_of_seed_split_index_and_attempt():
+def test_a_tree_depends_on_seed_split_index_and_attempt():
     spec = listops.lra(seed=3)
     tree = spec.draw("test", 8)
     for again in (spec.draw("test", 8), spec.draw("test", 8, tree.attempt)):
@@ -158,8 +158,7 @@ def test_a_tree_is_a_function_of_seed_split_index_and_attempt():
     assert others[0].attempt > tree.attempt
 
 
-def test_templates():
-    """Equal exactly where the expressions without their digits are."""
+def test_templates_are_equal_where_expressions_differ_in_digits_only():
     hashes = {}
     for tree in draw(small(max_depth=4), 3000):
         template = "".join(c for c in to_text(tree.tokens) if not c.isdigit())
@@ -173,7 +172,7 @@ def test_templates():
 
 
 def check_chi_square(observed, probability, sigmas=5):
-    """Counts against probabilities; rare outcomes are taken together."""
+    """Counts against probabilities; rare outcomes are pooled."""
     observed, expected = np.asarray(observed, float), np.asarray(probability) * np.sum(observed)
     assert math.isclose(expected.sum(), observed.sum(), rel_tol=1e-9)
     rare = expected < 10
@@ -217,7 +216,7 @@ def shapes(depth, spec):
     ],
     ids=lambda s: f"{s.max_depth}-{s.max_args}-{s.min_length}-{s.max_length}",
 )
-def test_every_tree_has_its_probability(spec):
+def test_every_tree_has_its_exact_probability(spec):
     chances = {
         text: chance
         for text, chance in shapes(1, spec).items()
@@ -262,7 +261,7 @@ def heights(spec):
 
 
 @pytest.mark.parametrize("depth", [4, 8])
-def test_sizes_and_heights_of_all_trees(depth):
+def test_sizes_and_heights_have_their_exact_distribution(depth):
     spec = small(max_depth=depth, max_args=9, max_length=65_536)
     trees = draw(spec, 20_000)
     counts = np.bincount([len(tree.tokens) for tree in trees], minlength=spec.max_length)
@@ -272,7 +271,7 @@ def test_sizes_and_heights_of_all_trees(depth):
 
 
 @pytest.mark.parametrize("spec", [listops.subtrees(), listops.lra()], ids=lambda s: s.name)
-def test_the_papers_sets(spec):
+def test_statistics_of_both_data_sets(spec):
     """Acceptance and lengths; operators, arities, digits and which nodes are operators."""
     trees = draw(spec, 1500)
     chances = lengths(spec)[spec.min_length + 1 :]
@@ -296,7 +295,7 @@ def test_the_papers_sets(spec):
     assert abs(int(first.sum()) - int(last.sum())) < 5 * (first.sum() + last.sum()) ** 0.5
 
 
-def test_labels_of_small_operators():
+def test_values_of_operators_over_digits_have_their_exact_distribution():
     """The value of an operator over digits alone has the definition's frequencies."""
     spec = small(max_depth=2, max_args=2, min_length=1)
     trees = draw(spec, 20_000)
@@ -312,26 +311,26 @@ def test_labels_of_small_operators():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "keywords"),
     [
-        ({"max_depth": 0}, "max_depth must be from 1 to 255, not 0"),
-        ({"max_args": 1}, "max_args must be from 2 to 255, not 1"),
-        ({"min_length": -1}, "min_length must be from 0 to 65534, not -1"),
-        ({"max_length": 70_000}, "max_length must be from 2 to 65536, not 70000"),
-        ({"seed": True}, "seed must be a whole number, not True"),
+        ({"max_depth": 0}, "max_depth .* not 0"),
+        ({"max_args": 1}, "max_args .* not 1"),
+        ({"min_length": -1}, "min_length .* not -1"),
+        ({"max_length": 70_000}, "max_length .* not 70000"),
+        ({"seed": True}, "seed .* not True"),
         ({"min_length": 7, "max_length": 8}, "no length lies between 7 and 8"),
     ],
 )
-def test_settings_that_cannot_be(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_are_refused(settings, keywords):
+    with pytest.raises(ValueError, match=keywords):
         small(**settings)
 
 
-def test_trees_that_cannot_be(monkeypatch):
-    monkeypatch.setattr(listops, "_ATTEMPTS", 10_000)
+def test_impossible_trees_are_refused(monkeypatch):
+    monkeypatch.setattr(generator, "MAX_ATTEMPTS", 10_000)
     with pytest.raises(
         ValueError, match="no tree of depth 3 and at most 3 children with 500 < len"
     ):
         small(min_length=500).draw("train", 0)
-    with pytest.raises(ValueError, match="split must be train, validation or test, not 'dev'"):
+    with pytest.raises(ValueError, match=r"split .* 'dev'"):
         small().draw("dev", 0)

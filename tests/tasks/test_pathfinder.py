@@ -1,4 +1,4 @@
-"""Pathfinder against slow definitions: geometry by sampled points, pixels by whole fine rasters."""
+"""Pathfinder against slow definitions: sampled points for geometry, fine rasters for pixels."""
 
 import functools
 import hashlib
@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrnn.tasks import pathfinder, pathfinder_paths, pathfinder_pixels, pathfinder_sizes, shards
-from dlrnn.tasks.build import build_set
-from dlrnn.tasks.pathfinder import Scene
+from dlrnn.tasks import pathfinder
+from dlrnn.tasks.pathfinder import paths, pixels, sizes
+from dlrnn.tasks.pathfinder.generator import Scene
+from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.build import build_set
 
 SPECS = {
     "128": pathfinder.segmentation(),
@@ -96,7 +98,7 @@ def test_paths_grow_from_pivot_to_pivot(spec):
             assert abs(degrees - round(degrees)) < 1e-6
 
 
-def test_where_paths_start(spec):
+def test_paths_start_at_the_seed_distance(spec):
     for scene in scenes(spec, 10):
         first, second = (scene.dashes[scene.paths == path][0, :2] for path in (0, 1))
         least = 2 * spec.seed_distance
@@ -105,7 +107,7 @@ def test_where_paths_start(spec):
         assert np.linalg.norm(first - second) == pytest.approx(spec.seed_distance)
 
 
-def test_nothing_comes_too_close(spec):
+def test_shapes_keep_their_distances(spec):
     """Neighbourhoods do not overlap: 2 margins between dashes, one between a dash and a disc."""
     thick, radius = spec.paddle_thickness, spec.marker_radius
     for scene in scenes(spec, 3):
@@ -140,7 +142,7 @@ def test_main_paths_keep_their_margin_in_pixels():
         assert apart(*(ink.astype(float) for ink in inks)) > scene.margin
 
 
-def test_discs_are_where_the_label_says(spec):
+def test_discs_match_the_label(spec):
     labels = set()
     for scene in scenes(spec, 30):
         starts, stops = [], []
@@ -161,23 +163,23 @@ def test_discs_are_where_the_label_says(spec):
     assert labels == {(True, 0), (True, 1), (False, 0), (False, 1)}
 
 
-def test_distance_of_segments():
+def test_distance_of_segments_matches_sampled_points():
     random = np.random.default_rng(0)
     for a, b in random.normal(size=(300, 2, 4)):
         slow = apart(points(a, 200), points(b, 200))
         steps = sum(np.linalg.norm(s[2:] - s[:2]) for s in (a, b)) / 199
-        assert slow - steps <= pathfinder_paths.distance(a, b) <= slow + 1e-12
+        assert slow - steps <= paths.distance(a, b) <= slow + 1e-12
     point = np.array([3.0, 4.0, 3.0, 4.0])
-    assert pathfinder_paths.distance(point, np.array([0.0, 0.0, 0.0, 0.0])) == 5
-    assert pathfinder_paths.distance(point, np.array([0.0, 4.0, 9.0, 4.0])) == 0
+    assert paths.distance(point, np.array([0.0, 0.0, 0.0, 0.0])) == 5
+    assert paths.distance(point, np.array([0.0, 4.0, 9.0, 4.0])) == 0
 
 
 # ---------------------------------------------------------------------------------- statistics
 
 
 @pytest.mark.parametrize("continuity", [1.0, 1.8, 2.5])
-def test_turns_have_the_weights_of_the_definition(continuity):
-    """On an empty field: cos(min(continuity d, pi/2))^2 of the turning angle d, normalised."""
+def test_turns_are_drawn_with_the_weights_of_the_definition(continuity):
+    """In an empty image: cos(min(continuity d, pi/2))^2 of the turning angle d, normalised."""
     spec = pathfinder.segmentation(
         1000, margins=(2,), seed_distance=200, marker_radius=2, contour_length=2, paddle_length=5,
         paddle_thickness=1, continuity=continuity, distractors=0,
@@ -212,7 +214,7 @@ def test_half_of_the_images_are_connected():
         assert abs(share - 0.5) < 4 * math.sqrt(0.25 / 1500)
 
 
-def test_margins_are_as_likely_and_stay_when_an_image_starts_over():
+def test_margins_are_equally_likely_and_shared_by_all_attempts():
     spec = SPECS["128"]
     drawn = scenes(spec, 250)
     share = np.mean([scene.margin == 2 for scene in drawn])
@@ -225,12 +227,12 @@ def test_margins_are_as_likely_and_stay_when_an_image_starts_over():
 
 
 def guessed(distances, labels, bins=8, folds=5):
-    """The share of labels that a histogram of the other folds gives: what most of a bin have."""
+    """The share of labels predicted by the majority in a histogram of the other folds."""
     edges = np.quantile(distances, np.linspace(0, 1, bins + 1)[1:-1])
     bin_of, fold = np.searchsorted(edges, distances), np.arange(len(labels)) % folds
     right = 0
-    for own in range(folds):
-        others = fold != own
+    for held_out in range(folds):
+        others = fold != held_out
         votes = np.bincount(bin_of[others], 2.0 * labels[others] - 1, minlength=bins)
         right += ((votes[bin_of[~others]] > 0) == labels[~others]).sum()
     return right / len(labels)
@@ -240,23 +242,23 @@ def guessed(distances, labels, bins=8, folds=5):
     ("name", "share"),
     [("pathfinder", 0.5), ("path-x", 0.52), ("128", 0.54), ("256", 0.53), ("512", 0.65)],
 )
-def test_what_the_distance_of_the_discs_tells(name, share):
-    """Of thousands of images `share`, as the docstring says; of these, within 4 deviations."""
+def test_labels_can_hardly_be_guessed_from_the_distance_of_the_discs(name, share):
+    """`share` was measured on thousands of images, and is stated in the docstring."""
     labels = np.array([scene.connected for scene in many(name)])
     discs = np.array([scene.discs[:2] for scene in many(name)])
     distances = np.linalg.norm(discs[:, 0] - discs[:, 1], axis=1)
     spread = math.sqrt(0.25 / len(labels))
     assert abs(guessed(distances, labels) - share) < 4 * spread
     leak = np.where(labels, distances, distances + 2 * SPECS[name].seed_distance)
-    assert guessed(leak, labels) > share + 4 * spread, "the rule sees a leak where there is one"
+    assert guessed(leak, labels) > share + 4 * spread, "the test must detect a leak"
 
 
 @pytest.mark.parametrize(
     ("name", "mean"),
     [("pathfinder", 2.1), ("path-x", 7.2), ("128", 11.8), ("256", 12.2), ("512", 14.7)],
 )
-def test_how_many_distractors_find_room(name, mean):
-    """Of thousands of images `mean`, as the docstring says; of these, within 4 deviations."""
+def test_number_of_distractors_that_have_room(name, mean):
+    """`mean` was measured on thousands of images, and is stated in the docstring."""
     placed = [scene.distractors for scene in many(name)]
     assert abs(np.mean(placed) - mean) < 4 * np.std(placed) / math.sqrt(len(placed)) + 0.05
     assert max(placed) <= SPECS[name].distractors
@@ -278,7 +280,7 @@ def fine_raster(shape, radius, resolution, scale):
 
 
 def lanczos_matrix(resolution, scale):
-    """What each fine pixel of a row gives to each pixel, [R, s R]."""
+    """The weight of each fine pixel of a row for each pixel, [R, s R]."""
     pixel, fine = np.arange(resolution)[:, None], np.arange(resolution * scale)
     x = (fine + 0.5) / scale - (pixel + 0.5)
     weights = np.where(abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
@@ -287,7 +289,7 @@ def lanczos_matrix(resolution, scale):
 
 
 def slow_ink(shape, radius, resolution, scale, contrast):
-    """The gray of a shape before it is rounded; a border of 20 takes what lies outside."""
+    """The gray values of a shape before rounding; a border of 20 pixels holds ink outside."""
     reduce = lanczos_matrix(resolution + 40, scale)
     raster = fine_raster(np.asarray(shape) + 20, radius, resolution + 40, scale)
     ink = 255 * contrast * (reduce @ raster @ reduce.T)
@@ -295,16 +297,16 @@ def slow_ink(shape, radius, resolution, scale, contrast):
 
 
 def rounding(scale, contrast):
-    """How far integer weights may be off: each by 2^-15, along y and along x."""
-    weights = pathfinder_pixels.lanczos(scale) / 2**14
+    """The largest error of integer weights: 2^-15 for each, along y and along x."""
+    weights = pixels.lanczos(scale) / 2**14
     off = weights.size * 2.0**-15
     return 255 * contrast * (2 * abs(weights).sum() * off + off**2)
 
 
 @pytest.mark.parametrize(("scale", "contrast"), [(1, 1.0), (2, 0.9), (2, 1.5), (3, 1.0), (4, 0.3)])
-def test_one_shape_against_a_whole_fine_raster(scale, contrast):
+def test_one_shape_matches_a_fine_raster(scale, contrast):
     random = np.random.default_rng(scale)
-    weights = pathfinder_pixels.lanczos(scale)
+    weights = pixels.lanczos(scale)
     for k in range(40):
         place, angle = random.uniform(-3, 33, 2), random.uniform(0, 7)  # some across the border
         length, radius = (random.uniform(1, 12), random.uniform(0.25, 3)) if k % 2 else (0.0, 3.3)
@@ -312,13 +314,13 @@ def test_one_shape_against_a_whole_fine_raster(scale, contrast):
         exact = slow_ink(shape, radius, 30, scale, contrast)
         classes = np.array([1])
         given = np.append(shape, radius)[None]
-        pixels, mask = pathfinder_pixels.paint(given, classes, 30, weights, contrast)
-        assert abs(pixels - exact).max() <= 0.5 + rounding(scale, contrast)
-        assert np.array_equal(mask > 0, pixels > 0)
+        image, mask = pixels.paint(given, classes, 30, weights, contrast)
+        assert abs(image - exact).max() <= 0.5 + rounding(scale, contrast)
+        assert np.array_equal(mask > 0, image > 0)
 
 
-def test_an_image_against_whole_fine_rasters():
-    """The brightest shape stays; the class is that of the brightest main path."""
+def test_an_image_matches_fine_rasters():
+    """Each pixel has the brightest shape, and the class of the brightest main path."""
     for name, index in (("pathfinder", 0), ("32", 1), ("64", 2), ("64", 5)):
         spec = SPECS[name]
         scene = spec.scene("test", index)
@@ -340,7 +342,7 @@ def test_an_image_against_whole_fine_rasters():
 
 
 def alone(spec, scene, path):
-    """One path of an image, drawn without anything else but two discs far outside."""
+    """An image of one path, with two discs far outside."""
     own = scene.paths == path
     nowhere = np.full((2, 2), -1000.0)
     return spec.paint(
@@ -366,14 +368,14 @@ def test_masks_are_consistent_with_images(spec):
 
 
 @pytest.mark.parametrize(("name", "share"), [("128", 0.58), ("512", 0.27)])
-def test_how_much_of_a_mask_is_faint_halo(name, share):
+def test_share_of_faint_halo_in_masks(name, share):
     drawn = [SPECS[name].draw("train", index) for index in range(60)]
     ink = np.concatenate([image.pixels[image.mask > 0] for image in drawn])
     assert abs(np.mean(ink <= 12) - share) < 0.01
 
 
-def test_ink(spec):
-    """The filter keeps the sum of what is drawn; cutting off its negative parts adds a little."""
+def test_the_filter_keeps_the_sum_of_ink(spec):
+    """Clipping the negative parts of the filter adds a little."""
     for index in range(4):
         scene, image = spec.scene("test", index), spec.draw("test", index)
         area = len(scene.dashes) * spec.paddle_length * spec.paddle_thickness
@@ -391,7 +393,7 @@ def content(folder):
 @pytest.mark.parametrize(
     "make", [pathfinder.segmentation, pathfinder.lra], ids=lambda f: f.__name__
 )
-def test_a_set_is_the_same_for_any_number_of_workers(make, tmp_path):
+def test_a_data_set_is_the_same_for_any_number_of_workers(make, tmp_path):
     counts = {"train": 11, "validation": 3, "test": 0}
     spec = make(counts=counts, shard_rows=4, seed=3)
     one = build_set(spec, tmp_path / "one")
@@ -402,7 +404,7 @@ def test_a_set_is_the_same_for_any_number_of_workers(make, tmp_path):
     assert manifest["task"] == spec.name
     assert manifest["parameters"] == spec.parameters
     assert manifest["parameters"]["resolution"] == spec.resolution
-    train = shards.read(one, "train")
+    train = shards.Split(one, "train")
     for index in (10, 0, 5):
         sample, image = train[index], spec.draw("train", index)
         assert np.array_equal(sample["image"], image.pixels.ravel())
@@ -423,8 +425,8 @@ def test_a_set_is_the_same_for_any_number_of_workers(make, tmp_path):
         ("path-x", "ca5e243f0057549f"),
     ],
 )
-def test_the_images_are_what_they_were(name, digest):
-    """Sets that exist and runs that are recorded were made of these."""
+def test_images_have_their_recorded_hashes(name, digest):
+    """Existing data sets and recorded runs consist of these images."""
     images = [SPECS[name].draw("train", index) for index in range(8)]
     content = b"".join(image.pixels.tobytes() + image.mask.tobytes() for image in images)
     assert hashlib.sha256(content).hexdigest()[:16] == digest
@@ -440,9 +442,9 @@ def test_samples_differ_by_seed_split_and_index():
     assert np.array_equal(spec.draw("train", 1).pixels, drawn[1].pixels)
 
 
-def test_sizes_on_disk(spec, tmp_path):
-    own = {**spec.__dict__, "counts": {"train": 30}}
-    one = build_set(type(spec)(**own), tmp_path / "set")
+def test_estimated_sizes_on_disk(spec, tmp_path):
+    settings = {**spec.__dict__, "counts": {"train": 30}}
+    one = build_set(type(spec)(**settings), tmp_path / "set")
     size = sum(path.stat().st_size for path in one.glob("*.parquet"))
     assert size / 30 < spec.bytes_per_sample < 6 * size / 30
     assert spec.shard_rows * spec.bytes_per_sample < 2**25
@@ -452,7 +454,7 @@ def test_sizes_on_disk(spec, tmp_path):
 # ---------------------------------------------------------------------------------- settings
 
 
-def test_the_settings_of_other_resolutions():
+def test_settings_of_other_resolutions_are_scaled():
     spec = pathfinder.segmentation(192, continuity=2)
     assert (spec.margins, spec.seed_distance, spec.paddle_length) == ((3.0,), 20.25, 6.0)
     assert (spec.contour_length, spec.continuity, spec.antialias_scale) == (16, 2, 2)
@@ -463,63 +465,43 @@ def test_the_settings_of_other_resolutions():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "keywords"),
     [
-        *(
-            ({"resolution": wrong}, f"^resolution must be from 32 to 4096, not {wrong}$")
-            for wrong in (4, 8, 24, 31, 4097)
-        ),
-        (
-            {"seed_distance": 32},
-            "resolution 128 is too small for its seed_distance: more than 4 . 32",
-        ),
+        *(({"resolution": size}, f"^resolution .* not {size}$") for size in (4, 8, 24, 31, 4097)),
+        ({"seed_distance": 32}, "128 is too small for its seed_distance: more than 4 . 32"),
         ({"contour_length": True}, "contour_length must be a whole number, not True"),
-        ({"continuity": math.nan}, "continuity must be from 1 to 100, not nan"),
-        ({"margins": ()}, "margins must be a tuple of numbers from 0 to 1024, not "),
-        ({"margins": (0.5, 2)}, "too small for its dashes: 5 pixels with gaps of 1.0; at least 2"),
-        ({"paddle_thickness": 0.4}, "paddle_thickness must be at least 1 / 2, 1 / antialias_scale"),
-        ({"marker_radius": 9}, "marker_radius must be at most 8.25 with these dashes, not 9"),
+        ({"continuity": math.nan}, "continuity .* not nan"),
+        ({"margins": ()}, "margins must be a tuple of numbers"),
+        ({"margins": (0.5, 2)}, "too small for its dashes: 5 pixels with gaps of 1.0"),
+        ({"paddle_thickness": 0.4}, "paddle_thickness must be at least 1 / 2"),
+        ({"marker_radius": 9}, "marker_radius must be at most 8.25 .* not 9"),
     ],
 )
-def test_settings_that_cannot_be(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_are_refused(settings, keywords):
+    with pytest.raises(ValueError, match=keywords):
         pathfinder.segmentation(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "keywords"),
     [
         ({"resolution": 128.0}, "resolution must be a whole number, not 128.0"),
         ({"continuity": "1"}, "continuity must be a number, not '1'"),
-        ({"margins": 3}, "margins must be a tuple of numbers from 0 to 1024, not 3"),
-        ({"margins": ("2",)}, "margins must be a tuple of numbers from 0 to 1024, not .'2',"),
+        ({"margins": 3}, "margins must be a tuple of numbers .* not 3"),
+        ({"margins": ("2",)}, "margins must be a tuple of numbers .* not .'2',"),
     ],
 )
-def test_settings_of_a_wrong_type(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        pathfinder_sizes.check({**SPECS["128"].__dict__, **settings})
+def test_settings_of_another_type_are_refused(settings, keywords):
+    with pytest.raises(ValueError, match=keywords):
+        sizes.check({**SPECS["128"].__dict__, **settings})
 
 
-def test_a_request_without_room_writes_nothing(tmp_path):
+def test_paths_without_room_are_refused_before_the_build(tmp_path):
     spec = pathfinder.segmentation(seed_distance=3, counts={"train": 2})
-    sentence = (
-        "two paths of 14 dashes of 5 pixels found no room at resolution 128 in 262144 attempts"
-    )
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="14 dashes of 5 pixels found no room at resolution 128"):
         build_set(spec, tmp_path / "set")
     assert not (tmp_path / "set").exists()
-    with pytest.raises(ValueError, match="split must be train, validation or test, not 'dev'"):
+    with pytest.raises(ValueError, match=r"split .* not 'dev'"):
         spec.draw("dev", 0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'gap'"):
         pathfinder.segmentation(gap=3)
-
-
-def test_preview(tmp_path):
-    images = [SPECS["pathfinder"].draw("train", index) for index in range(3)]
-    figure = pathfinder.preview(images)
-    assert len(figure.axes) == 6
-    figure.savefig(tmp_path / "picture.png")
-    assert np.array_equal(figure.axes[3].images[0].get_array(), images[0].mask)
-    figure = pathfinder.preview(images, masks=False)
-    assert len(figure.axes) == 3
-    assert np.array_equal(figure.axes[2].images[0].get_array(), images[2].pixels)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from support import DEVICE
 
-from dlrnn.tasks.random import _GOLDEN, Random, _mix, _signed
+from dlrnn.tasks.random import GOLDEN, SPLITS, Random, mix, signed
 
 
 def draw(seed=0, split="train", step=0, first=0, count=4):
@@ -19,16 +19,18 @@ def splitmix64(state: int):
         yield z ^ (z >> 31)
 
 
-def test_the_bits_are_splitmix64s():
+def test_bits_are_those_of_splitmix64():
     expected = splitmix64(1234567)
     first = [next(expected) for _ in range(3)]
     assert first == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # published
     counter = torch.arange(1, 4, device=DEVICE)
-    bits = _mix(1234567 + counter * _signed(_GOLDEN))
+    bits = mix(1234567 + counter * signed(GOLDEN))
     assert [int(b) % 2**64 for b in bits] == first
-    random = draw(seed=5)
-    expected = splitmix64(int(random._key[2]) % 2**64)
-    assert [int(b) % 2**64 for b in random.bits(6)[2]] == [next(expected) for _ in range(6)]
+    key = mix(mix(torch.tensor(5)) ^ SPLITS.index("train"))
+    key = mix(mix(key ^ 3) + torch.tensor(2) * signed(GOLDEN))  # of sample 2
+    expected = splitmix64(int(key) % 2**64)
+    found = draw(seed=5, step=3).bits(6)[2]
+    assert [int(b) % 2**64 for b in found] == [next(expected) for _ in range(6)]
 
 
 def test_a_sample_is_a_function_of_its_index_alone():
@@ -39,7 +41,7 @@ def test_a_sample_is_a_function_of_its_index_alone():
     torch.testing.assert_close(whole.cpu(), here.normal(3, 5), rtol=1e-12, atol=1e-12)
 
 
-def test_everything_else_changes_it():
+def test_seed_split_step_and_index_change_the_bits():
     base = draw().bits(20)
     for other in (
         draw(seed=1),
@@ -58,7 +60,7 @@ def test_a_step_may_be_a_tensor():
     assert torch.equal(draw(step=step).bits(5), draw(step=7).bits(5))
 
 
-def test_later_draws_are_new():
+def test_later_calls_draw_new_bits():
     random = draw()
     assert not (random.bits(10) == random.bits(10)).any()
 

@@ -1,4 +1,4 @@
-"""LRA Retrieval: pairs from TSV files, and the task over them."""
+"""LRA Retrieval: import of pairs from TSV files, and the task."""
 
 import csv
 import io
@@ -9,9 +9,10 @@ import pytest
 import torch
 from test_archives import write_folder, write_tar, write_zip
 
-from dlrnn.tasks import retrieval, shards
-from dlrnn.tasks.imports import import_set
+from dlrnn.tasks import retrieval
+from dlrnn.tasks.data import import_set
 from dlrnn.tasks.retrieval import Retrieval
+from dlrnn.tasks.storage import shards
 
 COUNTS = {"train": 30, "eval": 10, "test": 8}
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
     return import_set("retrieval", write_tar(path / "lra.tar.gz", files(), "w:gz"), path / "set")
 
 
-def test_what_is_imported(folder):
+def test_imported_pairs(folder):
     assert shards.verify(folder) == []
     counts = shards.load_manifest(folder)["counts"]
     assert counts == {"train": 30, "validation": 10, "test": 8}
@@ -55,7 +56,7 @@ def test_what_is_imported(folder):
             assert sample["tokens2"] == text2.encode()[:4000]
 
 
-def test_a_folder_and_a_zip_give_the_same(folder, tmp_path):
+def test_every_container_gives_the_same_shards(folder, tmp_path):
     expected = [entry["sha256"] for entry in shards.load_manifest(folder)["shards"]]
     sources = write_folder(tmp_path / "lra", files()), write_zip(tmp_path / "lra.zip", files())
     for place, source in enumerate(sources):
@@ -64,46 +65,39 @@ def test_a_folder_and_a_zip_give_the_same(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("data", "keywords"),
     [
-        (b"1\ta\tb\tx\ty\n2\ta\tb\tx\ty\n", "line 2 has the label '2'; 0 and 1 are known"),
-        (b'1\ta\tb\t"x\n\nx"\ty\n1\ta\tb\tx\n', "line 4 has 4 columns; 5 are expected: label, id1"),
+        (b"1\ta\tb\tx\ty\n2\ta\tb\tx\ty\n", "line 2 has the label '2'"),
+        (b'1\ta\tb\t"x\n\nx"\ty\n1\ta\tb\tx\n', "line 4 has 4 columns; expected 5"),
         (b'1\ta\tb\tx\ty\n1\ta\tb\t"x\ty\n', "line 2 is damaged: unexpected end of data"),
         (b'1\ta\tb\t"x"x\ty\n', "line 1 is damaged: "),
         (b"1\ta\tb\tx\ty\n1\ta\tb\tx\xff\ty\n", "line 2 is not UTF-8"),
         (b"1\ta\tb\tx\ty\n\n", "line 2 has 0 columns"),
         (b"1\ta\tb\t" + b"x" * 200_000, "line 1 is longer than 100000 bytes"),
-        (
-            b"",
-            "holds no test samples of retrieval; new_aan_pairs.{train,eval,test}.tsv was expected",
-        ),
+        (b"", "no test samples of retrieval; new_aan_pairs.{train,eval,test}.tsv"),
     ],
 )
-def test_what_cannot_be_imported(tmp_path, monkeypatch, data, sentence):
-    monkeypatch.setattr(retrieval, "_LONGEST", 100_000)
+def test_invalid_pairs_are_refused(tmp_path, monkeypatch, data, keywords):
+    monkeypatch.setattr(retrieval, "MAX_LINE", 100_000)
     changed = {**files(), "lra_release/tsv_data/new_aan_pairs.test.tsv": data}
     path = write_tar(tmp_path / "lra.tar.xz", changed)
-    with pytest.raises(ValueError, match=sentence) as caught:
+    with pytest.raises(ValueError, match=keywords) as caught:
         import_set("retrieval", path, tmp_path / "out")
     assert "lra.tar.xz" in str(caught.value)
     assert ("new_aan_pairs.test.tsv line" in str(caught.value)) == bool(data)
     assert not (tmp_path / "out").exists()
 
 
-def test_two_files_of_a_split(tmp_path):
+def test_two_files_of_a_split_are_refused(tmp_path):
     path = write_tar(tmp_path / "lra.tar.xz", {**files(), "new_aan_pairs.test.tsv": b""})
     with pytest.raises(ValueError, match=r"pairs.test.tsv is a second file of test samples"):
         import_set("retrieval", path, tmp_path / "out")
 
 
-def test_the_task(folder):
+def test_batches_and_scores(folder):
     task = Retrieval(folder=folder)
-    assert (task.vocabulary, task.d_output, task.input_length, task.output_length) == (
-        257,
-        2,
-        4000,
-        1,
-    )
+    sizes = task.vocabulary, task.d_output, task.input_length, task.output_length
+    assert sizes == (257, 2, 4000, 1)
     assert task.pair
     assert task.pooled
     batch = task.sample(8, split="test")
@@ -119,8 +113,3 @@ def test_the_task(folder):
     logits = torch.nn.functional.one_hot(batch.targets, 2).double()
     assert task.metrics(logits, batch)["accuracy"] == 1
     assert len(task.preview().axes) == 2
-
-
-def test_without_a_set():
-    with pytest.raises(ValueError, match=r"retrieval is real data, .*import retrieval PATH`"):
-        Retrieval().sample(4)

@@ -1,4 +1,4 @@
-"""A set on disk: the same bytes for any number of workers and after any interruption."""
+"""Data sets on disk: the same bytes for any number of workers and after any interruption."""
 
 import json
 import pickle
@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from support import run_python
 
-from dlrnn.tasks import build, data_cli, listops, shards
-from dlrnn.tasks.build import build_set
-from dlrnn.tasks.listops import ListOps, evaluate, to_text
+from dlrnn.cli import main
+from dlrnn.tasks import data, listops
+from dlrnn.tasks.listops import ListOpsGenerator, evaluate, generator, to_text
+from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.build import build_set, locked, set_header
 
 LIMITS = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
 COUNTS = {"train": 50, "validation": 10, "test": 5}
-WITH_DUPLICATES = ListOps(**LIMITS, counts=COUNTS, shard_rows=16, seed=1)
-SPEC = f"ListOps(**{LIMITS}, counts={COUNTS}, shard_rows=16, seed=1)"
+WITH_DUPLICATES = ListOpsGenerator(**LIMITS, counts=COUNTS, shard_rows=16, seed=1)
+SPEC = f"ListOpsGenerator(**{LIMITS}, counts={COUNTS}, shard_rows=16, seed=1)"
 
 
 def content(folder):
@@ -39,7 +41,7 @@ def copy(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "copy"))
 
 
-def test_what_is_written(whole):
+def test_files_and_manifest_of_a_build(whole):
     names = [f"train-{number:05d}.parquet" for number in range(4)]
     names += ["validation-00000.parquet", "test-00000.parquet"]
     assert set(content(whole)) == {*names, "manifest.json"}
@@ -59,7 +61,7 @@ def test_what_is_written(whole):
 def test_templates_are_unique_and_only_later_samples_change(whole):
     seen, redrawn = set(), 0
     for split in COUNTS:
-        for index, sample in enumerate(shards.read(whole, split)):
+        for index, sample in enumerate(shards.Split(whole, split)):
             attempt = 0
             while True:  # the rule, one sample after the other
                 tree = WITH_DUPLICATES.draw(split, index, attempt)
@@ -86,13 +88,13 @@ def test_two_workers_write_the_same(whole, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads masks under /proc")
-def test_workers_do_not_hear_a_terminal():
-    """The first of a process, too, with which Python starts a helper of its own."""
+def test_workers_ignore_the_interrupts_of_a_terminal():
+    """Also the first worker, with which Python starts its resource tracker."""
     code = """
 import signal, time
 from multiprocessing import get_context
 from pathlib import Path
-from dlrnn.tasks.build import _start
+from dlrnn.tasks.storage.build import start_without_interrupts
 
 def is_blocked(pid):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -102,7 +104,7 @@ def is_blocked(pid):
 if __name__ == "__main__":
     for _ in range(2):
         process = get_context("spawn").Process(target=time.sleep, args=(60,))
-        _start(process)
+        start_without_interrupts(process)
         print(is_blocked(process.pid), is_blocked("self"))
         process.kill()
 """
@@ -115,7 +117,7 @@ def test_building_again_changes_nothing(copy):
     assert {path: path.stat().st_mtime_ns for path in copy.iterdir()} == before
 
 
-def test_building_again_mends(copy, whole):
+def test_building_again_repairs_damaged_and_missing_shards(copy, whole):
     (copy / "train-00001.parquet").write_bytes(b"not this")
     (copy / "test-00000.parquet").unlink()
     build_set(WITH_DUPLICATES, copy)
@@ -126,8 +128,8 @@ def test_building_again_mends(copy, whole):
 
 BUILD = """
 import sys
-from dlrnn.tasks import shards
-from dlrnn.tasks.build import build_set
+from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.build import build_set
 from dlrnn.tasks.listops import lra
 if __name__ == "__main__":
     spec = lra(counts={"train": 6000, "test": 100}, shard_rows=400)
@@ -135,8 +137,8 @@ if __name__ == "__main__":
 """
 
 
-def test_killed_with_its_workers_at_work(tmp_path):
-    """kill -9 of the builder: its workers end by themselves and write nothing any more."""
+def test_a_build_that_was_killed_is_completed(tmp_path):
+    """After SIGKILL of the builder its workers end and write nothing."""
     script, out = tmp_path / "build.py", tmp_path / "out"
     script.write_text(BUILD)
     for shards_before in (1, 5):
@@ -155,7 +157,7 @@ def test_killed_with_its_workers_at_work(tmp_path):
     assert content(out) == content(build_set(spec, tmp_path / "whole"))
 
 
-# ---------------------------------------------------------------------------------- checking
+# ---------------------------------------------------------------------------------- verify
 
 
 @pytest.mark.parametrize("place", [0, 500, -1])
@@ -187,11 +189,11 @@ def test_a_changed_manifest_is_found(copy):
     assert shards.verify(copy)[0].endswith("manifest.json is damaged; it is not JSON")
 
 
-def test_wrong_counts_are_found(copy):
+def test_inconsistent_counts_are_found(copy):
     manifest = shards.load_manifest(copy)
     manifest["counts"]["test"] = 6
     manifest["shards"][5]["rows"] = 4
-    manifest["sha256"] = shards.own_hash(manifest)
+    manifest["sha256"] = shards.manifest_hash(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     assert shards.verify(copy) == [
         "test-00000.parquet holds 5 samples, not 4",
@@ -199,48 +201,56 @@ def test_wrong_counts_are_found(copy):
     ]
 
 
-def test_no_set(tmp_path):
+def test_a_folder_without_a_data_set(tmp_path):
     assert shards.verify(tmp_path) == [f"{tmp_path} holds no set"]
     (tmp_path / "file").touch()
-    for name, sentence in (("file", "file is a file; a folder was"), ("no", "there is no folder")):
-        for look in (shards.verify, shards.load_manifest):
-            with pytest.raises(ValueError, match=sentence):
-                look(tmp_path / name)
+    for name, keywords in (("file", "file is a file; a folder was"), ("no", "there is no folder")):
+        for read in (shards.verify, shards.load_manifest):
+            with pytest.raises(ValueError, match=keywords):
+                read(tmp_path / name)
 
 
-# ---------------------------------------------------------------------------------- refusing
+# ---------------------------------------------------------------------------------- refusals
 
 
-def refused(spec, out, sentence, **options):
+def refused(spec, out, keywords, **options):
     out = Path(out)
     before = content(out) if out.is_dir() else out.exists()
-    with pytest.raises(ValueError, match=sentence) as caught:
+    with pytest.raises(ValueError, match=keywords) as caught:
         build_set(spec, out, **options)
     assert "\n" not in str(caught.value)
     assert (content(out) if out.is_dir() else out.exists()) == before
 
 
-def test_wrong_requests(copy, tmp_path, monkeypatch):
+def test_invalid_builds_are_refused(copy, tmp_path, monkeypatch):
     new = tmp_path / "new"
-    refused(WITH_DUPLICATES, new, "workers must be at least 1, not 0", workers=0)
-    refused(ListOps(counts={"train": 0}), new, "samples must be at least 1, not 0")
-    refused(ListOps(counts={"train": -5}), new, "samples of train must be at least 0, not -5")
-    refused(ListOps(counts={"dev": 5}), new, "there is no split 'dev'")
-    refused(ListOps(counts={"train": 10**12}), new, "there is not enough room for listops-subtrees")
-    other = ListOps(**{**LIMITS, "max_depth": 5}, counts=COUNTS, shard_rows=16, seed=1)
+    refused(WITH_DUPLICATES, new, "workers .* not 0", workers=0)
+    refused(ListOpsGenerator(counts={"train": 0}), new, "samples .* not 0")
+    refused(ListOpsGenerator(counts={"train": -5}), new, "samples of train .* not -5")
+    refused(ListOpsGenerator(counts={"dev": 5}), new, "there is no split 'dev'")
+    refused(ListOpsGenerator(counts={"train": 10**12}), new, "samples of train .* not 10{12}")
+    usage = namedtuple("usage", "total used free")(100, 90, 10)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: usage)
+        refused(ListOpsGenerator(), new, "not enough room for listops-subtrees")
+    other = ListOpsGenerator(**{**LIMITS, "max_depth": 5}, counts=COUNTS, shard_rows=16, seed=1)
     refused(other, copy, "holds another set .its parameters")
-    refused(ListOps(**LIMITS, counts=COUNTS, shard_rows=16), copy, "another set .its seed 1, not 0")
+    refused(
+        ListOpsGenerator(**LIMITS, counts=COUNTS, shard_rows=16),
+        copy,
+        "another set .its seed 1, not 0",
+    )
     (copy / "manifest.json").unlink()
     refused(WITH_DUPLICATES, copy, "holds shards of an unknown set")
     (copy / "thesis.tex").touch()
     refused(WITH_DUPLICATES, copy, "holds 'thesis.tex', which belongs to no set")
     for file in (copy / "thesis.tex", copy / "thesis.tex" / "set"):
         refused(WITH_DUPLICATES, file, "thesis.tex is a file; a folder was expected")
-    monkeypatch.setattr(listops, "_ATTEMPTS", 1000)
-    refused(ListOps(max_depth=2), new, "no tree of depth 2 and at most 9 children")
+    monkeypatch.setattr(generator, "MAX_ATTEMPTS", 1000)
+    refused(ListOpsGenerator(max_depth=2), new, "no tree of depth 2")
 
 
-def test_a_begun_set_goes_on_with_the_versions_it_was_begun_with(copy, monkeypatch):
+def test_an_unfinished_build_needs_the_versions_that_started_it(copy, monkeypatch):
     manifest = shards.load_manifest(copy)
     header = {key: value for key, value in manifest.items() if key not in ("shards", "sha256")}
     header["versions"]["pyarrow"] = "1.0"
@@ -249,10 +259,10 @@ def test_a_begun_set_goes_on_with_the_versions_it_was_begun_with(copy, monkeypat
     refused(WITH_DUPLICATES, copy, "holds another set .its versions")
 
 
-def test_a_damaged_set_of_other_versions_is_refused_before_any_progress(copy):
+def test_a_damaged_data_set_of_other_versions_is_refused_before_any_progress(copy):
     manifest = shards.load_manifest(copy)
     manifest["versions"]["pyarrow"] = "1.0"
-    manifest["sha256"] = shards.own_hash(manifest)
+    manifest["sha256"] = shards.manifest_hash(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     (copy / "test-00000.parquet").unlink()
     seen = []
@@ -260,21 +270,21 @@ def test_a_damaged_set_of_other_versions_is_refused_before_any_progress(copy):
     assert seen == []
 
 
-def test_too_few_templates(tmp_path):
-    few = ListOps(max_depth=2, max_args=2, min_length=1, max_length=9, counts={"train": 5})
-    with pytest.raises(ValueError, match="train sample 4 found no template of its own in 1000"):
+def test_too_few_templates_are_refused(tmp_path):
+    few = ListOpsGenerator(max_depth=2, max_args=2, min_length=1, max_length=9, counts={"train": 5})
+    with pytest.raises(ValueError, match=r"train sample 4 .* no unique template"):
         build_set(few, tmp_path / "few")
-    assert shards.verify(tmp_path / "few")  # it does not look whole
+    assert shards.verify(tmp_path / "few")  # it is not complete
 
 
-def test_one_build_a_folder(copy):
-    with build._locked(copy):
-        refused(WITH_DUPLICATES, copy, "another process is building .*; wait for it to end")
+def test_a_folder_has_one_build_at_a_time(copy):
+    with locked(copy):
+        refused(WITH_DUPLICATES, copy, "another process is building")
 
 
-@pytest.mark.parametrize("name", data_cli.SETS)
-def test_fewer_samples_keep_the_proportions(name):
-    counts = dict(data_cli.SETS[name]().counts)
+@pytest.mark.parametrize("name", data.GENERATORS)
+def test_fewer_samples_keep_the_proportions_of_splits(name):
+    counts = dict(data.GENERATORS[name]().counts)
     whole = sum(counts.values())
     assert shards.scaled_counts(counts, whole) == counts
     tenth = {split: count // 10 for split, count in counts.items()}
@@ -283,16 +293,15 @@ def test_fewer_samples_keep_the_proportions(name):
         scaled = shards.scaled_counts(counts, samples)
         assert min(scaled.values()) >= 1
         assert sum(scaled.values()) == samples
-    sentence = "samples must be at least 3, one for each of test, train, validation, not 2"
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=r"samples must be at least 3.* not 2"):
         shards.scaled_counts(counts, 2)
 
 
 # ---------------------------------------------------------------------------------- reading
 
 
-def test_reading(whole):
-    train = shards.read(whole, "train")
+def test_samples_and_batches(whole):
+    train = shards.Split(whole, "train")
     assert len(train) == 50
     asked = [49, 0, 17, -1, 0]
     batch = train.batch(asked)
@@ -305,16 +314,16 @@ def test_reading(whole):
         assert (one.heights.dtype, one.positions.dtype) == (np.uint8, np.uint16)
         assert evaluate(to_text(one.tokens)) == one.label == one.values[-1]
         assert len(one.operators) == len(one.positions)
-    assert set(shards.read(whole, "test", columns=["label"])[4]) == {"label"}
+    assert set(shards.Split(whole, "test", columns=["label"])[4]) == {"label"}
     assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
 
 
 THREADS = """
 import sys, threading
-from dlrnn.tasks import shards
+from dlrnn.tasks.storage import shards
 sys.setswitchinterval(1e-5)
-shards.KEPT = 1
-split, wrong = shards.read(sys.argv[1], "train", columns=["label"]), []
+shards.CACHE_BYTES = 1
+split, wrong = shards.Split(sys.argv[1], "train", columns=["label"]), []
 labels = [sample["label"] for sample in split]
 
 def read(offset):
@@ -332,115 +341,122 @@ print(wrong)
 """
 
 
-def test_threads_share_a_split(whole):
+def test_threads_may_share_a_split(whole):
     assert run_python(THREADS, str(whole)).strip() == "[]"
 
 
-def test_what_is_kept_is_bounded_by_its_bytes(whole, monkeypatch):
-    train = shards.read(whole, "train")
+def test_the_cache_of_row_groups_is_bounded(whole, monkeypatch):
+    train = shards.Split(whole, "train")
     train.batch(range(50))
-    sizes = [table.nbytes for table in train._kept.values()]
+    sizes = [table.nbytes for table in train.cache.values()]
     assert len(sizes) == 4
-    assert train._kept_bytes == sum(sizes)
     for bound, kept in ((sizes[2] + sizes[3], 2), (1, 1)):
-        monkeypatch.setattr(shards, "KEPT", bound)
-        train = shards.read(whole, "train")
+        monkeypatch.setattr(shards, "CACHE_BYTES", bound)
+        train = shards.Split(whole, "train")
         train.batch(range(50))
-        assert [table.nbytes for table in train._kept.values()] == sizes[-kept:]
-        assert train._kept_bytes == sum(sizes[-kept:])
+        assert [table.nbytes for table in train.cache.values()] == sizes[-kept:]
 
 
-def test_few_files_are_open_at_once(whole, monkeypatch):
-    every = shards.read(whole, "train")
-    wanted = every.batch(range(50))
-    assert len(every._files) > 2
-    monkeypatch.setattr(shards, "OPEN", 2)
-    monkeypatch.setattr(shards, "KEPT", 1)
-    few = shards.read(whole, "train")
+def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
+    every = shards.Split(whole, "train")
+    expected = every.batch(range(50))
+    assert len(every.files) > 2
+    monkeypatch.setattr(shards, "OPEN_FILES", 2)
+    monkeypatch.setattr(shards, "CACHE_BYTES", 1)
+    few = shards.Split(whole, "train")
     for indices in (range(50), range(49, -1, -1)):
         found = few.batch(indices)
-        assert len(few._files) == 2
+        assert len(few.files) == 2
         for name, values in found.items():
             for place, index in enumerate(indices):
-                assert np.array_equal(values[place], wanted[name][index])
+                assert np.array_equal(values[place], expected[name][index])
 
 
-def test_a_damaged_shard_is_named(whole, tmp_path):
+def test_a_truncated_shard_is_named(whole, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "set")
     last = sorted(copy.glob("train-*.parquet"))[-1]
     last.write_bytes(last.read_bytes()[:100])
-    train = shards.read(copy, "train")
+    train = shards.Split(copy, "train")
     assert train[0]
     with pytest.raises(ValueError, match=rf"{last.name} is damaged .*: `dlrnn data verify {copy}`"):
         train[49]
 
 
-def test_reading_what_is_not_there(whole, tmp_path):
+def test_missing_samples_splits_and_columns_are_refused(whole, tmp_path):
     with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
-        shards.read(whole, "train")[50]
+        shards.Split(whole, "train")[50]
     with pytest.raises(ValueError, match="has no split 'dev'; there are test, train, validation"):
-        shards.read(whole, "dev")
+        shards.Split(whole, "dev")
     with pytest.raises(ValueError, match="has no column 'image'; it has attempt, "):
-        shards.read(whole, "train", columns=["image"])
+        shards.Split(whole, "train", columns=["image"])
     with pytest.raises(ValueError, match="holds no set"):
-        shards.read(tmp_path, "train")
+        shards.Split(tmp_path, "train")
 
 
-# ---------------------------------------------------------------------------------- the command
+# ---------------------------------------------------------------------------------- by name
 
 
-def test_what_the_command_does(tmp_path):
-    out = data_cli.build("listops", samples=60, seed=7, workers=1, out=tmp_path / "sets" / "a")
-    assert data_cli.verify(out) == []
+def test_data_sets_are_built_and_listed_by_name(tmp_path):
+    out = data.build("listops", samples=60, seed=7, workers=1, out=tmp_path / "sets" / "a")
+    assert shards.verify(out) == []
     assert shards.load_manifest(out)["counts"] == {"train": 58, "validation": 1, "test": 1}
-    begun = tmp_path / "sets" / "b"
-    begun.mkdir()
-    (begun / "progress.jsonl").write_text(json.dumps(build._header(WITH_DUPLICATES)) + "\n")
-    (begun / "other.json").write_text("[]")
-    rows = data_cli.found(tmp_path / "sets")
+    unfinished = tmp_path / "sets" / "b"
+    unfinished.mkdir()
+    (unfinished / "progress.jsonl").write_text(json.dumps(set_header(WITH_DUPLICATES)) + "\n")
+    (unfinished / "other.json").write_text("[]")
+    edited = json.loads((out / "manifest.json").read_text()) | {"seed": 8}
+    for name, content in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):
+        (tmp_path / "sets" / name).mkdir()
+        (tmp_path / "sets" / name / "manifest.json").write_text(json.dumps(content))
+    rows = data.list_sets(tmp_path / "sets")
     assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [
         (60, 7, "built"),
         (65, 1, "not finished"),
+        (60, 8, "damaged"),
     ]
-    lra = data_cli.build("pathfinder", samples=30, workers=1, out=tmp_path / "lra")
+    lra = data.build("pathfinder", samples=30, workers=1, out=tmp_path / "lra")
     assert shards.load_manifest(lra)["counts"] == {"train": 24, "validation": 3, "test": 3}
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sentence"),
+    ("name", "options", "keywords"),
     [
-        ("listop", {}, "there is no set 'listop' to build: did you mean 'listops'?"),
-        ("listops", {"resolution": 64}, "listops has no resolution; only pathfinder-seg"),
-        ("path-x", {"resolution": 64}, "path-x has one resolution; only pathfinder-segmentation"),
-        ("listops", {"samples": 2}, "samples must be at least 3, one for each of"),
+        ("listop", {}, "there is no set 'listop' to build: did you mean 'listops'"),
+        ("listops", {"resolution": 64}, "listops has no resolution"),
+        ("path-x", {"resolution": 64}, "path-x has one resolution"),
+        ("listops", {"samples": 2}, "samples must be at least 3"),
         ("pathfinder-segmentation", {"resolution": 31}, "resolution must be from 32 to 4096"),
         ("listops", {"out": "file/sub", "samples": 3}, "file is a file; a folder was expected"),
     ],
 )
-def test_what_the_command_refuses(name, options, sentence, tmp_path, monkeypatch, capsys):
-    """With one sentence and no progress bar."""
+def test_invalid_commands_print_one_line_and_no_progress(
+    name, options, keywords, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
     Path("file").touch()
-    with pytest.raises(ValueError, match=sentence.replace("?", ".")):
-        data_cli.build(name, **options)
-    assert capsys.readouterr() == ("", "")
+    given = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    assert main(["data", "build", name, *given]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dlrnn data: ")
+    assert printed.err.count("\n") == 1
+    assert keywords in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_bar_goes_to_stderr(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    out = data_cli.build("listops", samples=3, workers=1, out=tmp_path / "set")
-    data_cli.verify(out)
+def test_progress_is_shown_on_stderr(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    out = str(tmp_path / "set")
+    assert main(["data", "build", "listops", "--samples", "3", "--workers", "1", "--out", out]) == 0
+    assert main(["data", "verify", out]) == 0
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert len(printed.out.splitlines()) == 2
     assert "listops" in printed.err
     assert "verify" in printed.err
-    with pytest.raises(ValueError, match="there is no folder"):
-        data_cli.verify(tmp_path / "no")
-    assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_not_a_terminal_gets_lines(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data_cli, "SECONDS_A_LINE", -1)
-    data_cli.build("listops", samples=30, workers=1, out=tmp_path / "set")
-    assert capsys.readouterr().err.splitlines()[-1] == "listops: 30 of 30 samples"
+def test_short_builds_print_no_progress_outside_a_terminal(tmp_path, capsys):
+    out = str(tmp_path / "set")
+    assert main(["data", "build", "listops", "--samples", "3", "--workers", "1", "--out", out]) == 0
+    assert capsys.readouterr() == (f"the set is in {out}\n", "")

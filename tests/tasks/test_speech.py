@@ -1,4 +1,4 @@
-"""Speech Commands: clips from folders and archives, their split, and the task over them."""
+"""Speech Commands: import of clips from folders and archives, their split, and the task."""
 
 import functools
 import hashlib
@@ -14,9 +14,9 @@ import torch
 from test_archives import write_folder, write_tar, write_zip
 
 from dlrnn.cli import main
-from dlrnn.tasks import imports, shards
-from dlrnn.tasks.imports import import_set
+from dlrnn.tasks.data import import_set
 from dlrnn.tasks.speech import UNIT, WORDS, SpeechCommands, hashed_split
+from dlrnn.tasks.storage import imports, shards
 
 SPLITS = ("train", "validation", "test")
 SPEAKERS = [f"{number:08x}" for number in range(12)]
@@ -45,7 +45,7 @@ def clips(kind="wav"):
 
 
 OTHERS = {
-    "bed/0a_nohash_0.wav": b"not looked at",
+    "bed/0a_nohash_0.wav": b"not read",
     "_background_noise_/tap.wav": b"",
     "README.md": b"\xff",
     "LICENSE": b"",
@@ -54,7 +54,7 @@ OTHERS = {
 
 
 def official(split_of):
-    """The official lists, which name clips that are not there, too."""
+    """The official lists, which also name missing clips."""
     lists = {"validation": ["bed/gone_nohash_0.wav"], "test": []}
     for name in clips():
         if (split := split_of(name)) != "train":
@@ -108,7 +108,7 @@ def folder(tmp_path_factory):
 # ---------------------------------------------------------------------------------- importing
 
 
-def test_without_lists_the_official_rule_decides(folder):
+def test_without_lists_the_split_follows_the_official_rule(folder):
     assert shards.verify(folder) == []
     assert_all_there(folder, by_hash)
     assert {by_hash(name) for name in clips()} == set(SPLITS)
@@ -117,21 +117,21 @@ def test_without_lists_the_official_rule_decides(folder):
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
-def test_the_official_lists_decide_where_they_are(tmp_path, kind):
+def test_the_split_follows_the_official_lists(tmp_path, kind):
     files = {f"speech/{name}": data for name, data in (clips() | official(by_number)).items()}
     write = {"folder": write_folder, "zip": write_zip, "tar": write_tar}[kind]
     out = import_set("speech-commands", write(tmp_path / f"x.{kind}", files), tmp_path / "set")
     assert_all_there(out, by_number)
 
 
-def test_a_manifest_decides_and_flac_is_read(tmp_path):
+def test_the_split_follows_a_manifest_and_flac_is_read(tmp_path):
     files = {**clips("flac"), "MANIFEST.tsv": manifest(by_number)}
     source = write_tar(tmp_path / "x.tar", {f"a/{k}": v for k, v in files.items()}, "w")
     assert_all_there(import_set("speech-commands", source, tmp_path / "set"), by_number)
 
 
 def hub_files(path, change=None):
-    """As `datasets` writes a set of sounds."""
+    """Parquet files as the package `datasets` writes sounds."""
     path.mkdir(parents=True)
     for split in SPLITS:
         names = [name for name in clips() if by_number(name) == split] + ["bed/0a_nohash_0.wav"]
@@ -141,12 +141,12 @@ def hub_files(path, change=None):
     return path
 
 
-def test_parquet_of_the_hub(tmp_path):
+def test_parquet_files_of_the_hub(tmp_path):
     out = import_set("speech-commands", hub_files(tmp_path / "v0.02"), tmp_path / "set")
     assert_all_there(out, by_number)
 
 
-def test_damaged_parquet(tmp_path):
+def test_damaged_parquet_files_are_refused(tmp_path):
     path = hub_files(tmp_path / "v0.02")
     file = path / "test-00000-of-00001.parquet"
     data = file.read_bytes()
@@ -158,24 +158,24 @@ def test_damaged_parquet(tmp_path):
         file.write_bytes(broken)
         refused(path, tmp_path, "test-00000-of-00001.parquet.* is damaged: ")
     archive = write_tar(tmp_path / "x.tar", {"train-00000-of-00001.parquet": data})
-    refused(archive, tmp_path, "is Parquet inside an archive; unpack it and give the folder")
+    refused(archive, tmp_path, "is Parquet inside an archive")
 
 
-def test_other_words_are_counted_and_said(folder, tmp_path, capsys):
-    said = "left out: 2 clips of 2 other words (_background_noise_, bed)"
-    assert shards.load_manifest(folder)["remark"] == said
+def test_the_number_of_skipped_words_is_printed(folder, tmp_path, capsys):
+    remark = "left out: 2 clips of 2 other words (_background_noise_, bed)"
+    assert shards.load_manifest(folder)["remark"] == remark
     source = write_folder(tmp_path / "source", {**clips(), **OTHERS})
     assert (
         main(["data", "import", "speech-commands", str(source), "--out", str(tmp_path / "a")]) == 0
     )
-    assert capsys.readouterr().out == f"{said}\nthe set is in {tmp_path / 'a'}\n"
+    assert capsys.readouterr().out == f"{remark}\nthe set is in {tmp_path / 'a'}\n"
 
 
-# ---------------------------------------------------------------------------------- refusing
+# ---------------------------------------------------------------------------------- refusals
 
 
-def refused(source, tmp_path, sentence):
-    with pytest.raises(ValueError, match=sentence) as caught:
+def refused(source, tmp_path, keywords):
+    with pytest.raises(ValueError, match=keywords) as caught:
         import_set("speech-commands", source, tmp_path / "out")
     assert source.name in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -187,93 +187,74 @@ NEW = "yes/ffffffff_nohash_0.wav"
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "sentence"),
+    ("name", "data", "keywords"),
     [
-        (NEW, GOOD[:-1], "is damaged: it is cut off"),
-        (NEW, GOOD[:1000], "is damaged: it is cut off"),
-        (NEW, GOOD[:30], "is damaged: it is cut off"),
-        (NEW, GOOD[:12], "is damaged: it is cut off"),
+        (NEW, GOOD[:-1], "is damaged: it is truncated"),
+        (NEW, GOOD[:1000], "is damaged: it is truncated"),
+        (NEW, GOOD[:30], "is damaged: it is truncated"),
+        (NEW, GOOD[:12], "is damaged: it is truncated"),
         (NEW, b"", "is damaged: "),
         (NEW, b"something else", "is damaged: "),
-        (
-            NEW,
-            b"RIFF" + struct.pack("<I", 2**31) + GOOD[8:40] + b"\xff" * 4,
-            "is damaged: it is cut",
+        (NEW, b"RIFF" + struct.pack("<I", 2**31) + GOOD[8:40] + b"\xff" * 4, "is truncated"),
+        *(
+            (NEW.replace("wav", "flac"), data, r"ffffffff_nohash_0.flac is damaged: ")
+            for data in (FLAC[:-100], FLAC[:200], FLAC[:9000] + bytes(300) + FLAC[9300:])
         ),
-        (NEW.replace("wav", "flac"), FLAC[:-100], r"ffffffff_nohash_0.flac is damaged: "),
-        (NEW.replace("wav", "flac"), FLAC[:200], r"ffffffff_nohash_0.flac is damaged: "),
-        (
-            NEW.replace("wav", "flac"),
-            FLAC[:9000] + bytes(300) + FLAC[9300:],
-            r"ffffffff_nohash_0.flac is damaged: ",
-        ),
-        (NEW, encoded(wave("yes", 1), rate=8000), "has 8000 samples a second, not 16000"),
+        (NEW, encoded(wave("yes", 1), rate=8000), "has 8000 samples per second, not 16000"),
         (NEW, encoded(np.zeros((100, 2), np.int16)), "has 2 channels, not 1"),
-        (NEW, encoded(np.zeros(0, np.int16)), "has 0 samples; 1 to 16000 were expected"),
-        (NEW, encoded(np.zeros(16_001, np.int16)), "has 16001 samples; 1 to 16000"),
-        (NEW, encoded(np.zeros(50), subtype="FLOAT"), "is WAV FLOAT; WAV or FLAC of 16 bits was"),
-        (
-            NEW,
-            encoded(np.zeros(200_000, np.int16)),
-            "has more than 259072 bytes; 16000 samples have less",
-        ),
+        (NEW, encoded(np.zeros(0, np.int16)), "has 0 samples; expected 1 to"),
+        (NEW, encoded(np.zeros(16_001, np.int16)), "has 16001 samples; expected 1 to"),
+        (NEW, encoded(np.zeros(50), subtype="FLOAT"), "is WAV FLOAT"),
+        (NEW, encoded(np.zeros(200_000, np.int16)), "has more than 259072 bytes"),
         ("yes/hello.wav", GOOD, "yes/hello.wav is not named SPEAKER_nohash_NUMBER"),
-        ("copy/yes/00000000_nohash_0.flac", FLAC, "00000000_nohash_0.flac is there twice"),
-        ("../yes/ffffffff_nohash_0.wav", GOOD, "whose path climbs out of the folder"),
-        ("validation_list.txt", b"", "holds validation_list.txt and no testing_list.txt; both"),
-        ("testing_list.txt", b"yes\n", "testing_list.txt line 1 names no clip: 'yes'"),
+        ("copy/yes/00000000_nohash_0.flac", FLAC, "00000000_nohash_0.flac occurs twice"),
+        ("../yes/ffffffff_nohash_0.wav", GOOD, "whose path climbs out"),
+        ("validation_list.txt", b"", "holds validation_list.txt and no testing_list.txt"),
+        ("testing_list.txt", b"yes\n", "testing_list.txt line 1 is not a clip: 'yes'"),
         ("testing_list.txt", b"caf\xe9", "testing_list.txt line 1 is not UTF-8"),
         ("MANIFEST.tsv", b"split\tlabel\n", "line 1 is not split, label, path, samples"),
     ],
 )
-def test_what_cannot_be_imported(tmp_path, name, data, sentence):
+def test_invalid_clips_and_lists_are_refused(tmp_path, name, data, keywords):
     source = write_tar(tmp_path / "speech.tar", {**clips(), name: data}, "w")
-    refused(source, tmp_path, sentence)
+    refused(source, tmp_path, keywords)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    ("old", "new", "keywords"),
     [
-        (
-            b"train\tyes\t",
-            b"train\tno\t",
-            "line 2 has the label 'no' for yes/00000000_nohash_0.flac",
-        ),
+        (b"train\tyes\t", b"train\tno\t", "line 2 has the label 'no' for yes/00000000"),
         (b"train\tyes\t", b"dev\tyes\t", "line 2 has the split 'dev'"),
         (b"\t9000\n", b"\t9001\n", "nohash_0.flac has 9000 samples, not 9001 as in MANIFEST.tsv"),
         (b"00000000_nohash_0.flac", b"0_nohash_0.flac", "00000000_nohash_0.flac is not in MANIF"),
-        (b"\t9000\n", b"\tmany\n", "line 2 names no clip and its samples"),
-        (
-            b"samples\n",
-            b"samples\ntrain\tup\tup/a_nohash_0.flac\t5\n",
-            "up/a_nohash_0 is in MANIFEST",
-        ),
-        (b"\t9000\n", b"\t" + b"9" * 5000 + b"\n", "line 2 names no clip and its samples"),
+        (b"\t9000\n", b"\tmany\n", "line 2 has no clip and its number of samples"),
+        (b"samples\n", b"samples\ntrain\tup\tup/a_nohash_0.flac\t5\n", "is in MANIFEST.* missing"),
+        (b"\t9000\n", b"\t" + b"9" * 5000 + b"\n", "line 2 has no clip and its number of samples"),
         (b"train\tyes\t", b"t" * 200_000 + b"\tyes\t", "line 2 has the split 'ttt"),
         (
             b"train\tyes\t",
             b"test\tyes\tyes/00000000_nohash_0.wav\t9000\ntrain\tyes\t",
-            "MANIFEST.tsv line 3: yes/00000000_nohash_0 is named twice",
+            "MANIFEST.tsv line 3: yes/00000000_nohash_0 occurs twice",
         ),
         (b"\tyes\t", b"\t", "line 2 is not split, label, path, samples"),
     ],
 )
-def test_a_wrong_manifest(tmp_path, old, new, sentence):
+def test_an_invalid_manifest_is_refused(tmp_path, old, new, keywords):
     text = manifest(by_number).replace(old, new, 1)
     source = write_zip(tmp_path / "speech.zip", {**clips("flac"), "MANIFEST.tsv": text})
-    refused(source, tmp_path, sentence)
+    refused(source, tmp_path, keywords)
 
 
-def test_lists_that_contradict_and_two_of_them(tmp_path):
+def test_contradicting_and_repeated_lists_are_refused(tmp_path):
     lists = official(by_number)
     both = dict.fromkeys(lists, lists["testing_list.txt"])
     source = write_tar(tmp_path / "a.tar", {**clips(), **both}, "w")
-    refused(source, tmp_path, r"yes/00000002_nohash_2 is in the other list, too")
+    refused(source, tmp_path, r"yes/00000002_nohash_2 is also in the other list")
     source = write_tar(tmp_path / "b.tar", {**clips(), **lists, "a/testing_list.txt": b""}, "w")
     refused(source, tmp_path, r"a/testing_list.txt is a second testing_list.txt")
 
 
-def test_damaged_archives_and_nothing_in_them(tmp_path):
+def test_damaged_and_empty_archives_are_refused(tmp_path):
     for mode in ("w", "w:gz", "w:xz"):
         source = write_tar(tmp_path / "speech.tar", clips(), mode)
         source.write_bytes(source.read_bytes()[:100_000])
@@ -281,7 +262,7 @@ def test_damaged_archives_and_nothing_in_them(tmp_path):
     refused(write_tar(tmp_path / "x.tar", OTHERS), tmp_path, "holds no train samples of speech-com")
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
     source = write_tar(tmp_path / "speech.tar", clips(), "w")
 
     def full(path, data):
@@ -299,7 +280,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- the task
 
 
-def test_the_task(folder):
+def test_batches_and_scores(folder):
     task = SpeechCommands(folder=folder)
     sizes = task.d_input, task.d_output, task.input_length, task.output_length
     assert sizes == (1, 10, 16_000, 1)
@@ -323,9 +304,9 @@ def test_the_task(folder):
     assert len(task.preview().axes) == 4
 
 
-def test_a_preview_from_the_command_line(folder, tmp_path, capsys):
+def test_the_preview_command_needs_a_folder(folder, tmp_path, capsys):
     preview = ["tasks", "preview", "speech-commands", "--out", str(tmp_path / "x.png")]
     assert main([*preview, "--folder", str(folder)]) == 0
     assert (tmp_path / "x.png").stat().st_size > 1000
     assert main(preview) == 2
-    assert "speech-commands is real data, not drawn on the spot" in capsys.readouterr().err
+    assert "speech-commands is real data" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_a_run_learns_and_is_complete(tmp_path):
 
 def test_missing_data_raise_before_a_folder_is_made(tmp_path, monkeypatch):
     real = config(task=TaskConfig("text", {"length": 16}))
-    with pytest.raises(ValueError, match="text is real data, not drawn on the spot"):
+    with pytest.raises(ValueError, match="text is real data"):
         train(tmp_path / "run", real, **QUIET)
 
     def count(self, split):

@@ -51,7 +51,7 @@ def bench_data(
         row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
         rows.append({**row, "fraction": round(sample / step, 4)})
     segmented = "pathfinder-segmentation"
-    sets: list[tuple[listops.ListOps | pathfinder.Pathfinder, str, int]] = [
+    sets: list[tuple[listops.ListOpsGenerator | pathfinder.PathfinderGenerator, str, int]] = [
         (listops.subtrees(), "listops-subtrees", 500),
         (listops.lra(), "listops", 5000),
         *((pathfinder.segmentation(n), f"{segmented} {n}", 64) for n in (128, 256, 512)),
@@ -67,7 +67,7 @@ def bench_data(
 
 
 def _generator(
-    spec: listops.ListOps | pathfinder.Pathfinder, name: str, samples: int
+    spec: listops.ListOpsGenerator | pathfinder.PathfinderGenerator, name: str, samples: int
 ) -> dict[str, Any]:
     """Samples a second on one core, after compilation."""
     spec.draw("train", 0)

@@ -1,13 +1,13 @@
-"""ListOps, Pathfinder and Path-X of the Long Range Arena's release, for the tasks that draw them.
+"""Import ListOps, Pathfinder and Path-X from the Long Range Arena's release.
 
 ListOps: `basic_{train,val,test}.tsv`, with the columns Source and Target.
 
-Pathfinder: `pathfinder32/curv_contour_length_14/imgs/K/sample_N.png`, in Path-X `pathfinder128`,
-and `metadata/K.npy`, a row an image: folder, file, number, label, and how it was drawn. In the
-release these are lines of text in spite of their name; the original program writes arrays of
-strings. Both are read. 80% of the images train, 10% validate, 10% test. LRA takes them in the order
-in which TFDS keeps them, which only TFDS knows; here it is the split of S4's loader, on which S4,
-S4D and what was built on them report: a permutation by torch with seed 42 of the metadata's rows.
+Pathfinder: `pathfinder32/curv_contour_length_14/imgs/K/sample_N.png` (Path-X: `pathfinder128`), and
+`metadata/K.npy` with a row for each image: folder, file, number, label, and drawing parameters. In
+the release these are lines of text in spite of the suffix; the original program writes arrays of
+strings. Both are accepted. 80% of the images are for training, 10% for validation, 10% for testing.
+LRA splits them in the unknown order of TFDS; this is the split of S4's loader, which S4, S4D and
+later work report: a permutation by torch, with seed 42, of the rows of the metadata.
 """
 
 import io
@@ -23,24 +23,25 @@ import torch
 from PIL import Image
 
 from dlrnn.tasks import listops, pathfinder
-from dlrnn.tasks.archives import Entry, entries
-from dlrnn.tasks.imports import ImportedSet, Row
-from dlrnn.tasks.layouts import split_files, text_lines
+from dlrnn.tasks.listops.generator import SCHEMA
+from dlrnn.tasks.storage.archives import Entry, entries
+from dlrnn.tasks.storage.imports import ImportedSet, Row
+from dlrnn.tasks.storage.layouts import split_files, text_lines
 
 # ---------------------------------------------------------------------------------- ListOps
 
 _TREES = re.compile(r"(?:.*/)?basic_(train|val|test)\.tsv")
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}
-_LONGEST = 2000  # tokens of an expression
+_MAX_TOKENS = 2000  # of an expression
 
 
 def listops_release() -> ImportedSet:
-    """Expressions, whose targets are checked."""
+    """Return the data set of LRA's expressions; their targets are verified."""
     return ImportedSet(
         name="listops",
         parameters={**listops.lra().parameters, "release": "LRA"},
         rows=_expressions,
-        schema=pa.schema([listops.SCHEMA.field(name) for name in ("tokens", "label")]),
+        schema=pa.schema([SCHEMA.field(name) for name in ("tokens", "label")]),
         layout="basic_{train,val,test}.tsv",
         splits=("train", "validation", "test"),
         shard_rows=2**13,
@@ -58,13 +59,13 @@ def _expressions(path: Path) -> Iterator[Row]:
 def _trees(where: str, entry: Entry) -> Iterator[dict[str, Any]]:
     with entry.open() as file:
         lines = (line.rstrip("\r\n").split("\t") for line in text_lines(where, file))
-        head = next(lines, [])
-        if sorted(head) != ["Source", "Target"]:
-            raise ValueError(f"{where} begins with {head[:4]}, not with Source and Target")
+        header = next(lines, [])
+        if sorted(header) != ["Source", "Target"]:
+            raise ValueError(f"{where} begins with {header[:4]}, not with Source and Target")
         for number, cells in enumerate(lines, start=2):
             if len(cells) != 2:
                 raise ValueError(f"{where} line {number} has {len(cells)} columns, not 2")
-            row = dict(zip(head, cells, strict=True))
+            row = dict(zip(header, cells, strict=True))
             yield _tree(f"{where} line {number}", row["Source"], row["Target"])
 
 
@@ -75,58 +76,58 @@ def _tree(where: str, source: str, target: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {error}") from None
     if target != str(value):
         raise ValueError(f"{where} has the label {target[:40]!r}; its value is {value}")
-    if len(tokens) > _LONGEST:
-        raise ValueError(f"{where} has {len(tokens)} tokens; at most {_LONGEST} were expected")
+    if len(tokens) > _MAX_TOKENS:
+        raise ValueError(f"{where} has {len(tokens)} tokens; at most {_MAX_TOKENS} were expected")
     return {"tokens": tokens.tobytes(), "label": value}
 
 
 # ---------------------------------------------------------------------------------- Pathfinder
 
 _FILE = re.compile(r"(?:(.*)/)?curv_contour_length_14/(imgs/\d+/[^/.][^/]*\.png|metadata/\d+\.\w+)")
-_LABEL = 3  # its place in a row of metadata
+_LABEL = 3  # its index in a row of metadata
 _SEED = 42
 _LARGEST = {"metadata": 2**26, "imgs": 2**20}  # bytes
 _ROWS = 2**20  # of a file of metadata
 
 
 def pathfinder_release() -> ImportedSet:
-    """LRA's 32 x 32."""
+    """Return the data set of LRA's 32 x 32 images."""
     return _images(pathfinder.lra())
 
 
 def path_x_release() -> ImportedSet:
-    """LRA's 128 x 128."""
+    """Return the data set of LRA's 128 x 128 images."""
     return _images(pathfinder.path_x())
 
 
-def _images(drawn: pathfinder.Pathfinder) -> ImportedSet:
-    fields = [drawn.schema.field(name) for name in ("image", "label")]
-    folder = f"pathfinder{drawn.resolution}/curv_contour_length_14"
+def _images(like: pathfinder.PathfinderGenerator) -> ImportedSet:
+    fields = [like.schema.field(name) for name in ("image", "label")]
+    folder = f"pathfinder{like.resolution}/curv_contour_length_14"
     return ImportedSet(
-        name=drawn.name,
-        parameters={"resolution": drawn.resolution, "release": "LRA"},
-        rows=partial(_labelled, resolution=drawn.resolution),
+        name=like.name,
+        parameters={"resolution": like.resolution, "release": "LRA"},
+        rows=partial(_labelled, resolution=like.resolution),
         schema=pa.schema([*fields, pa.field("file", pa.string(), False)]),
         layout=f"{folder}/{{imgs/K/sample_N.png,metadata/K.npy}}",
         splits=("train", "validation", "test"),
-        shard_rows=drawn.shard_rows,
-        group_rows=drawn.group_rows,
-        writer=drawn.writer,
+        shard_rows=like.shard_rows,
+        group_rows=like.group_rows,
+        writer=like.writer,
     )
 
 
 def _labelled(path: Path, resolution: int) -> Generator[Row, None, str | None]:
-    """Images with their labels; `entries` are gone through twice, for the labels first."""
+    """Yield images with their labels; the files are read twice, first for the labels."""
     rows: dict[int, list[tuple[str, int]]] = {}
     for name, where, data in _files(path, resolution, "metadata"):
         number = int(name.split("/")[1].partition(".")[0])
         if number in rows:
-            raise ValueError(f"{where} is there twice")
-        rows[number] = list(_metadata(where, data))
+            raise ValueError(f"{where} occurs twice")
+        rows[number] = list(read_metadata(where, data))
     images = [row for number in sorted(rows) for row in rows[number]]
     places = split_images(images)
     if len(places) != len(images):
-        raise ValueError(f"{path}: the metadata name an image twice, or more")
+        raise ValueError(f"{path}: the metadata name an image more than once")
     del rows, images
     unlabelled = 0
     for name, where, data in _files(path, resolution, "imgs"):
@@ -134,14 +135,14 @@ def _labelled(path: Path, resolution: int) -> Generator[Row, None, str | None]:
             unlabelled += 1
             continue
         split, label = places.pop(name)
-        yield split, {"image": _pixels(where, data, resolution), "label": label, "file": name}
+        yield split, {"image": read_pixels(where, data, resolution), "label": label, "file": name}
     if places:
-        raise ValueError(f"{path}: {next(iter(places))} is in the metadata and not there")
+        raise ValueError(f"{path}: {next(iter(places))} is in the metadata but missing")
     return f"left out: {unlabelled} images without metadata" if unlabelled else None
 
 
 def split_images(images: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """The split and the label of each file."""
+    """Return the split and the label of each file."""
     held_out = len(images) // 10
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED)).tolist()
     train = len(images) - 2 * held_out
@@ -150,7 +151,7 @@ def split_images(images: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
 
 
 def _files(path: Path, resolution: int, kind: str) -> Iterator[tuple[str, str, bytes]]:
-    """The name from `imgs` or `metadata` on, where it is, and the content of each such file."""
+    """Yield name (from `imgs` or `metadata` on), location and content of files of a kind."""
     for entry in entries(path):
         found = _FILE.fullmatch(entry.name)
         if found is None or not found[2].startswith(kind):
@@ -166,43 +167,41 @@ def _files(path: Path, resolution: int, kind: str) -> Iterator[tuple[str, str, b
         yield found[2], where, data
 
 
-def _metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
-    """The file and the label of each row."""
-    for number, row in enumerate(_cells(where, data), start=1):
+def read_metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the file and the label of each row; errors begin with `where`."""
+    for number, row in enumerate(metadata_rows(where, data), start=1):
         if number > _ROWS:
             raise ValueError(f"{where} has more than {_ROWS} rows")
         if len(row) <= _LABEL:
             raise ValueError(f"{where} row {number} has {len(row)} entries; the label is the 4th")
         folder, name, label = row[0], row[1], row[_LABEL]
         if label not in ("0", "1"):
-            raise ValueError(
-                f"{where} row {number} has the label {label[:40]!r}; 0 and 1 are known"
-            )
+            raise ValueError(f"{where} row {number} has the label {label[:40]!r}; expected 0 or 1")
         yield f"{folder}/{name}", int(label)
 
 
-def _cells(where: str, data: bytes) -> Iterator[list[str]]:
-    """The entries of each row, up to the label and what is behind it."""
+def metadata_rows(where: str, data: bytes) -> Iterator[list[str]]:
+    """Yield the entries of each row up to the label, and the rest of a line as one more."""
     neither = f"{where} is neither text nor an array of strings"
     rows: Iterator[list[str]]
     if data.startswith(b"\x93NUMPY"):
         try:
             array = np.load(io.BytesIO(data), allow_pickle=False)
-        except Exception:  # whatever numpy raises for a damaged head
+        except Exception:  # numpy raises many kinds of errors for a damaged header
             raise ValueError(neither) from None
         if array.ndim != 2 or array.dtype.kind not in "US" or array.dtype.itemsize == 0:
-            raise ValueError(f"{where} is no table of strings: {array.dtype} {array.shape}")
+            raise ValueError(f"{where} is not a table of strings: {array.dtype} {array.shape}")
         rows = (row.astype(str).tolist() for row in array[:, : _LABEL + 1])
     else:
         rows = (line.decode().split(maxsplit=_LABEL + 1) for line in io.BytesIO(data))
     try:
         yield from rows
-    except Exception:  # not UTF-8: ValueError, of numpy SystemError, too
+    except Exception:  # not UTF-8: ValueError, and SystemError from numpy
         raise ValueError(neither) from None
 
 
-def _pixels(where: str, data: bytes, resolution: int) -> bytes:
-    """Row by row from the top."""
+def read_pixels(where: str, data: bytes, resolution: int) -> bytes:
+    """Return the gray pixels of a PNG file, row by row from the top; errors begin with `where`."""
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             size = image.size

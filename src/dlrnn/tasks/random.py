@@ -1,7 +1,7 @@
-"""Counted randomness: a number is a function of (seed, split, step, index, position), no more.
+"""Counter-based random numbers: functions of (seed, split, step, index, position) alone.
 
 SplitMix64 (Steele, Lea, Flood 2014) in integer tensor arithmetic: the same bits on every device,
-for every batch size and any number of workers, with nothing to save when a run stops.
+for every batch size and any number of workers, and no state to save in a checkpoint.
 """
 
 import math
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 SPLITS = ("train", "validation", "test", "constants")
-"""`constants` is for what a task draws once: its fixed matrix, its fixed positions."""
+"""`constants` is for numbers that a task draws once: its fixed matrix, its fixed positions."""
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
+"""SplitMix64's increment: 2^64 divided by the golden ratio."""
 _MASK = 2**64 - 1
 
 
 class Random:
     """The numbers of the samples `first .. first + count - 1` of one step's batch.
 
-    Each call draws further numbers of every sample, [count, *shape]. A step may be an integer
-    tensor on the device, so that a captured graph can count by itself.
+    Each call draws new numbers for every sample, [count, *shape]. `step` may be an integer tensor
+    on the device, so that a captured CUDA graph can increment it.
     """
 
     def __init__(
@@ -33,33 +34,33 @@ class Random:
         count: int,
         device: torch.device | str,
     ) -> None:
-        key = torch.full((), _signed(seed), dtype=torch.int64, device=device)
-        key = _mix(_mix(key) ^ SPLITS.index(split))
-        key = _mix(key ^ step)
-        index = _counted(torch.arange(first, first + count, device=device), key)
-        self._key = _mix(key + index * _signed(_GOLDEN))  # [count]
+        key = torch.full((), signed(seed), dtype=torch.int64, device=device)
+        key = mix(mix(key) ^ SPLITS.index(split))
+        key = mix(key ^ step)
+        index = _as_int64(torch.arange(first, first + count, device=device), key)
+        self._key = mix(key + index * signed(GOLDEN))  # [count]
         self._drawn = 0
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are made."""
+        """The device of the numbers."""
         return self._key.device
 
     def bits(self, *shape: int) -> Tensor:
-        """64 random bits each, as int64."""
+        """Return 64 random bits each, as int64."""
         size = math.prod(shape)
         counter = torch.arange(self._drawn + 1, self._drawn + size + 1, device=self._key.device)
-        counter = _counted(counter, self._key[:1])
+        counter = _as_int64(counter, self._key[:1])
         self._drawn += size
-        return _mix(self._key[:, None] + counter * _signed(_GOLDEN)).view(-1, *shape)
+        return mix(self._key[:, None] + counter * signed(GOLDEN)).view(-1, *shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """In [0, 1), float64 with 53 random bits."""
+        """Return uniform numbers in [0, 1), float64 with 53 random bits."""
         numbers: Tensor = _shift(self.bits(*shape), 11).double() * 2.0**-53
         return numbers
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal, float64, by Box and Muller: two numbers from two."""
+        """Return standard normal numbers in float64 (Box and Muller: two from two uniform ones)."""
         size = math.prod(shape)
         radius = (-2 * (1 - self.uniform((size + 1) // 2)).log()).sqrt()
         angle = 2 * math.pi * self.uniform((size + 1) // 2)
@@ -67,19 +68,20 @@ class Random:
         return both[:, :size].reshape(-1, *shape)
 
     def integer(self, below: int, *shape: int) -> Tensor:
-        """Uniform in 0 .. below-1, int64 (the bias, below 2^-40 for what tasks ask, is ignored)."""
+        """Return uniform integers in 0 .. below-1; for the tasks the bias is less than 2^-40."""
         return (self.uniform(*shape) * below).long()
 
 
-def _counted(counter: Tensor, key: Tensor) -> Tensor:
-    """Inductor takes a range for a 32-bit index, whose product with GOLDEN does not fit: tie it to
-    something that is 64-bit data.
+def _as_int64(counter: Tensor, key: Tensor) -> Tensor:
+    """Keep Inductor from computing with a 32-bit index, whose product with GOLDEN would overflow.
+
+    The counter is combined with data that is 64 bits wide.
     """
     return counter + (key & 0) if torch.compiler.is_compiling() else counter
 
 
-def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
+def signed(value: int) -> int:
+    """Return the int64 that has the same 64 bits."""
     value &= _MASK
     return value - 2**64 if value >= 2**63 else value
 
@@ -90,8 +92,8 @@ def _shift(x: Tensor, count: int) -> Tensor:
     return shifted
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser; products wrap modulo 2^64."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = (x ^ _shift(x, 30)) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * signed(0x94D049BB133111EB)
     return x ^ _shift(x, 31)

@@ -1,8 +1,8 @@
-"""LRA Retrieval: does one paper cite the other, from the bytes of both (AAN pairs).
+"""LRA Retrieval: whether one paper cites another, from the bytes of both (AAN pairs).
 
-Read from `new_aan_pairs.{train,eval,test}.tsv` of the LRA release, without a head line: label (0 or
-1), id1, id2, text1, text2 between tabs, quoted where needed as Python's csv writes it. A text is
-taken as it stands there, also where it was written as Python's `b'...'`.
+Its files are `new_aan_pairs.{train,eval,test}.tsv` of the LRA release, without a header: label (0
+or 1), id1, id2, text1 and text2 between tabs, quoted as by Python's csv. Texts are not changed,
+even if they were written as Python's `b'...'`.
 """
 
 import csv
@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
-from dlrnn.tasks.archives import Entry
-from dlrnn.tasks.imports import ImportedSet, Row
-from dlrnn.tasks.layouts import split_files, text_lines
-from dlrnn.tasks.task import Batch
+from dlrnn.tasks.base import Batch
+from dlrnn.tasks.storage.archives import Entry
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
+from dlrnn.tasks.storage.layouts import split_files, text_lines
 from dlrnn.tasks.text import ByteTask, padded, text_figure
 
 if TYPE_CHECKING:
@@ -29,23 +29,22 @@ _PAIRS = re.compile(r"(?:.*/)?new_aan_pairs\.(train|eval|test)\.tsv")
 _SPLITS = {"train": "train", "eval": "validation", "test": "test"}
 _COLUMNS = ["label", "id1", "id2", "text1", "text2"]
 _LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-_LONGEST = 2**24  # bytes of a line, characters of a field
+MAX_LINE = 2**24
+"""Bytes of a line, and characters of a field."""
 
 
 def retrieval_set(length: int = 4000) -> ImportedSet:
-    """Pairs of papers, of each of which the first `length` bytes are kept."""
+    """Return the data set of pairs of papers, each text cut to `length` bytes."""
     return ImportedSet(
         name=Retrieval.name,
         parameters={"length": length},
         rows=lambda path: _pairs(path, length),
-        schema=pa.schema(
-            [
-                pa.field("tokens1", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("tokens2", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("label", pa.uint8(), False),
-                pa.field("id1", pa.string(), False),
-                pa.field("id2", pa.string(), False),
-            ]
+        schema=schema_of(
+            tokens1=pa.binary(),
+            tokens2=pa.binary(),
+            label=pa.uint8(),
+            id1=pa.string(),
+            id2=pa.string(),
         ),
         layout="new_aan_pairs.{train,eval,test}.tsv",
         splits=("train", "validation", "test"),
@@ -62,9 +61,9 @@ def _pairs(path: Path, length: int) -> Iterator[Row]:
 
 
 def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
     with entry.open() as file:
-        lines = text_lines(f"{path}: {entry.name}", file, _LONGEST)
+        lines = text_lines(f"{path}: {entry.name}", file, MAX_LINE)
         reader = csv.reader(lines, delimiter="\t", strict=True)
         while True:
             where = f"{path}: {entry.name} line {reader.line_num + 1}"
@@ -75,11 +74,11 @@ def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
             if row is None:
                 return
             if len(row) != len(_COLUMNS):
-                expected = f"{len(_COLUMNS)} are expected: {', '.join(_COLUMNS)}"
+                expected = f"expected {len(_COLUMNS)}: {', '.join(_COLUMNS)}"
                 raise ValueError(f"{where} has {len(row)} columns; {expected}")
             label, id1, id2, text1, text2 = row
             if label not in _LABELS:
-                raise ValueError(f"{where} has the label {label[:40]!r}; 0 and 1 are known")
+                raise ValueError(f"{where} has the label {label[:40]!r}; expected 0 or 1")
             yield {
                 "tokens1": text1.encode()[:length],
                 "tokens2": text2.encode()[:length],
@@ -91,7 +90,11 @@ def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Retrieval(ByteTask):
-    """Two papers: does one cite the other? Inputs are [B, 2, L], lengths [B, 2]."""
+    """The input is the bytes of two papers (AAN), which the model reads separately. The output is 1
+    if one paper cites the other, else 0.
+
+    Inputs are [B, 2, L], lengths [B, 2].
+    """
 
     length: int = 4000
 
@@ -99,10 +102,10 @@ class Retrieval(ByteTask):
     probes: ClassVar[str] = "comparing two texts through one vector each"
     columns: ClassVar[tuple[str, ...]] = ("tokens1", "tokens2", "label")
     pair: ClassVar[bool] = True
-    """A model reads both with the same weights and answers once."""
+    """A model reads both texts with the same weights and gives one answer."""
 
     def spec(self) -> ImportedSet:
-        """The pairs, each text cut to `length` bytes."""
+        """The data set of pairs, each text cut to `length` bytes."""
         return retrieval_set(self.length)
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -115,8 +118,8 @@ class Retrieval(ByteTask):
         return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
-        """The beginnings of both papers."""
+        """Draw the beginnings of both papers."""
         batch = self.sample(1, split=split, step=step)
-        cites = "one cites the other" if batch.targets[0] else "neither cites the other"
-        titles = (f"retrieval: {cites}; the first", "the second")
-        return text_figure(list(zip(titles, batch.inputs[0], strict=True)))
+        cites = "1, one cites the other" if batch.targets[0] else "0, neither cites the other"
+        titles = (f"target: {cites}; first paper", "second paper")
+        return self.captioned(text_figure(list(zip(titles, batch.inputs[0], strict=True))))

@@ -1,15 +1,16 @@
-"""Speech Commands: which of ten words is said, from the raw waveform (16 kHz, one second).
+"""Speech Commands: which of ten words is spoken, from the raw waveform (16 kHz, one second).
 
-Clips are `WORD/SPEAKER_nohash_NUMBER.wav` (or .flac). The split is what the release says, in
-`validation_list.txt` and `testing_list.txt` (all others train), in `MANIFEST.tsv` (split, label,
-path, samples) or in the names of the Hub's Parquet files. Where it says nothing, the rule by which
-the official lists were made decides: the SHA-1 of the speaker's name, 10% validation, 10% test, so
-that nobody is heard in two splits. Clips of other words are left out.
+Clips are `WORD/SPEAKER_nohash_NUMBER.wav` (or .flac). The release gives their split in
+`validation_list.txt` and `testing_list.txt` (all others are for training), in `MANIFEST.tsv`
+(split, label, path, samples) or in the names of the Hub's Parquet files. Without these, the split
+follows the rule of the official lists: the SHA-1 of the speaker's name, 10% validation, 10% test,
+so that no speaker is in two splits. Clips of other words are skipped.
 """
 
 import hashlib
 import io
 import re
+import struct
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,24 +21,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
+from jaxtyping import Int16
 
 from dlrnn.common.figures import new_figure
-from dlrnn.tasks.archives import Entry, entries
-from dlrnn.tasks.classes import OneClass
-from dlrnn.tasks.imports import ImportedSet, Row, no_draw
-from dlrnn.tasks.layouts import hub_split, parquet_rows, text_lines
-from dlrnn.tasks.sets import SetTask
-from dlrnn.tasks.sounds import read_sound
-from dlrnn.tasks.task import Batch
+from dlrnn.tasks.base import Batch, ClassificationTask
+from dlrnn.tasks.storage.archives import Entry, entries
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
+from dlrnn.tasks.storage.layouts import hub_split, parquet_rows, text_lines
+from dlrnn.tasks.storage.sets import SetTask
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
-"""Class i is word i."""
+"""The word of each class."""
 RATE = LENGTH = 16_000
 UNIT = 2600.0
-"""A sample of 16 bits is divided by it: the standard deviation of the training clips, about."""
+"""16-bit samples are divided by it: about the standard deviation of the training clips."""
 
 _CLIP = re.compile(r"(?:.*/)?([^/]+)/([^/.][^/]*)\.(?:wav|flac)")
 _NAMED = re.compile(r"(.+)_nohash_\d+")
@@ -47,24 +47,20 @@ _COLUMNS = ["split", "label", "path", "samples"]
 
 
 def speech_set() -> ImportedSet:
-    """Clips of at most a second."""
+    """Return the data set of clips of at most one second."""
     samples = pa.list_(pa.field("element", pa.int16(), False))
     return ImportedSet(
         name=SpeechCommands.name,
         parameters={"rate": RATE, "words": list(WORDS)},
         rows=_clips,
-        schema=pa.schema(
-            [
-                pa.field("samples", samples, False),
-                pa.field("label", pa.uint8(), False),
-                pa.field("clip", pa.string(), False),
-            ]
-        ),
+        schema=schema_of(samples=samples, label=pa.uint8(), clip=pa.string()),
         layout="WORD/SPEAKER_nohash_NUMBER.{wav,flac} or {train,validation,test}-*-of-*.parquet",
         splits=("train", "validation", "test"),
         shard_rows=2**11,
         group_rows=64,
-        order=lambda row: hashlib.sha256(row["clip"].encode()).digest(),  # not word after word
+        order=lambda row: hashlib.sha256(
+            row["clip"].encode()
+        ).digest(),  # archives are sorted by word
         writer={
             "use_dictionary": ["label"],
             "column_encoding": {"samples.list.element": "DELTA_BINARY_PACKED"},
@@ -73,7 +69,7 @@ def speech_set() -> ImportedSet:
 
 
 def _clips(path: Path) -> Generator[Row, None, str | None]:
-    told = _Told(path)
+    release = _Release(path)
     others: Counter[str] = Counter()
     for entry, split in _files(path):
         found = _CLIP.fullmatch(entry.name)
@@ -84,12 +80,12 @@ def _clips(path: Path) -> Generator[Row, None, str | None]:
             others[word] += 1
             continue
         where, clip = f"{path}: {entry.name}", f"{word}/{stem}"
-        told_split = told.split(where, clip)
-        samples = read_sound(where, entry, rate=RATE, longest=LENGTH)
-        told.check(where, clip, len(samples))
+        release_split = release.split(where, clip)
+        samples = _read_sound(where, entry)
+        release.check_length(where, clip, len(samples))
         label = WORDS.index(word)
-        yield split or told_split, {"samples": samples, "label": label, "clip": clip}
-    told.check_all_seen()
+        yield split or release_split, {"samples": samples, "label": label, "clip": clip}
+    release.check_complete()
     if not others:
         return None
     return f"left out: {others.total()} clips of {len(others)} other words ({_some(others)})"
@@ -100,7 +96,7 @@ def _some(names: Mapping[str, int]) -> str:
 
 
 def _files(path: Path) -> Iterator[tuple[Entry, str | None]]:
-    """Files, and those that are rows of Parquet, with their split."""
+    """Yield files without a split, and files in rows of Parquet with their split."""
     for entry in entries(path):
         split = hub_split(entry.name)
         if split is None:
@@ -119,47 +115,47 @@ def _in_memory(data: bytes) -> io.BufferedReader:
 
 
 def hashed_split(speaker: str) -> str:
-    """The official rule for what is in no list."""
+    """Return the split of a speaker by the rule of the official lists."""
     number = int.from_bytes(hashlib.sha1(speaker.encode()).digest()) % 2**27
     percent = number * 100 / (2**27 - 1)
     return "validation" if percent < 10 else "test" if percent < 20 else "train"
 
 
-class _Told:
-    """What the files beside the clips say: found first, wherever in an archive they lie."""
+class _Release:
+    """The lists and the manifest of a release, which are read before the clips."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lists: dict[str, str] = {}  # splits of clips, those of training left out
+        self.lists: dict[str, str] = {}  # splits of the clips that are not for training
         self.manifest: dict[str, tuple[str, int]] = {}  # splits and lengths of clips
         self.seen: set[str] = set()
-        here: set[str] = set()
+        present: set[str] = set()
         for entry in entries(path):
             name = entry.name.rpartition("/")[2]
-            if name in here:
+            if name in present:
                 raise ValueError(f"{path}: {entry.name} is a second {name}")
             if name in _LISTS or name == _MANIFEST:
-                here.add(name)
+                present.add(name)
                 with entry.open() as file:
                     lines = text_lines(f"{path}: {entry.name}", file)
                     if name in _LISTS:
                         self._read_list(f"{path}: {entry.name}", lines, _LISTS[name])
                     else:
                         self._read_manifest(f"{path}: {entry.name}", lines)
-        if len(here & _LISTS.keys()) == 1:
-            there, lacks = sorted(_LISTS, key=lambda name: name not in here)
-            raise ValueError(f"{path} holds {there} and no {lacks}; both or none are expected")
-        self.has_lists = bool(here & _LISTS.keys())
-        self.has_manifest = _MANIFEST in here
+        if len(present & _LISTS.keys()) == 1:
+            found, missing = sorted(_LISTS, key=lambda name: name not in present)
+            raise ValueError(f"{path} holds {found} and no {missing}; expected both or neither")
+        self.has_lists = bool(present & _LISTS.keys())
+        self.has_manifest = _MANIFEST in present
 
     def _read_list(self, where: str, lines: Iterator[str], split: str) -> None:
         for number, line in enumerate(lines, start=1):
             found = _CLIP.fullmatch(line.strip())
             if found is None:
-                raise ValueError(f"{where} line {number} names no clip: {line.strip()[:60]!r}")
+                raise ValueError(f"{where} line {number} is not a clip: {line.strip()[:60]!r}")
             clip = "/".join(found.groups())
             if self.lists.setdefault(clip, split) != split:
-                raise ValueError(f"{where} line {number}: {clip} is in the other list, too")
+                raise ValueError(f"{where} line {number}: {clip} is also in the other list")
 
     def _read_manifest(self, where: str, lines: Iterator[str]) -> None:
         for number, line in enumerate(lines, start=1):
@@ -173,23 +169,23 @@ class _Told:
             if split not in ("train", "validation", "test"):
                 raise ValueError(f"{where} line {number} has the split {split[:40]!r}")
             if found is None or not re.fullmatch(r"[0-9]{1,9}", samples):
-                raise ValueError(f"{where} line {number} names no clip and its samples")
+                raise ValueError(f"{where} line {number} has no clip and its number of samples")
             if label != found[1]:
                 raise ValueError(
                     f"{where} line {number} has the label {label[:40]!r} for {name[:200]}"
                 )
             clip = "/".join(found.groups())
             if clip in self.manifest:
-                raise ValueError(f"{where} line {number}: {clip[:200]} is named twice")
+                raise ValueError(f"{where} line {number}: {clip[:200]} occurs twice")
             self.manifest[clip] = split, int(samples)
 
     def split(self, where: str, clip: str) -> str:
-        """Of a clip that was not yet seen."""
+        """Return the split of a clip, which must occur once."""
         named = _NAMED.fullmatch(clip.partition("/")[2])
         if named is None:
             raise ValueError(f"{where} is not named SPEAKER_nohash_NUMBER")
         if clip in self.seen:
-            raise ValueError(f"{where} is there twice")
+            raise ValueError(f"{where} occurs twice")
         self.seen.add(clip)
         if self.has_manifest:
             if clip not in self.manifest:
@@ -199,27 +195,80 @@ class _Told:
             return self.lists.get(clip, "train")
         return hashed_split(named[1])
 
-    def check(self, where: str, clip: str, samples: int) -> None:
-        """Is a clip as long as the manifest says?"""
+    def check_length(self, where: str, clip: str, samples: int) -> None:
+        """Compare the length of a clip with the manifest."""
         if self.has_manifest and samples != (expected := self.manifest[clip][1]):
             raise ValueError(f"{where} has {samples} samples, not {expected} as in {_MANIFEST}")
 
-    def check_all_seen(self) -> None:
-        """Are all clips of the manifest there?"""
+    def check_complete(self) -> None:
+        """Require all clips of the manifest."""
         for clip in self.manifest:
             if clip not in self.seen and clip.partition("/")[0] in WORDS:
-                raise ValueError(f"{self.path}: {clip} is in {_MANIFEST} and not there")
+                raise ValueError(f"{self.path}: {clip} is in {_MANIFEST} but missing")
+
+
+# ---------------------------------------------------------------------------------- sounds
+
+
+def _read_sound(where: str, entry: Entry) -> Int16[np.ndarray, " T"]:
+    """Return 1 to LENGTH samples of a WAV or FLAC file; errors begin with `where`."""
+    import soundfile  # type: ignore[import-untyped]
+
+    largest = 2**17 + 8 * LENGTH  # bytes, with all that such a file may contain besides samples
+    with entry.open() as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise ValueError(f"{where} has more than {largest} bytes, too many for {LENGTH} samples")
+    if data.startswith(b"RIFF"):
+        _check_wav(where, data)
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            _check_sound(where, sound)
+            announced: int = sound.frames
+            samples = sound.read(announced, dtype="int16")
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"{where} is damaged: {error.error_string}") from None
+    if len(samples) != announced:
+        found = f"its header announces {announced} samples, and it has {len(samples)}"
+        raise ValueError(f"{where} is damaged: {found}")
+    return cast("Int16[np.ndarray, ' T']", samples)
+
+
+def _check_wav(where: str, data: bytes) -> None:
+    """Refuse a truncated WAV file, which libsndfile reads as a shorter one."""
+    place = 12
+    while place + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, place)
+        if place + 8 + size > len(data):
+            break
+        if name == b"data":
+            return
+        place += 8 + size + size % 2
+    raise ValueError(f"{where} is damaged: it is truncated")
+
+
+def _check_sound(where: str, sound: Any) -> None:
+    if sound.format not in ("WAV", "WAVEX", "FLAC") or sound.subtype != "PCM_16":
+        kind = f"{sound.format} {sound.subtype}"
+        raise ValueError(f"{where} is {kind}; expected WAV or FLAC with 16 bits")
+    if sound.samplerate != RATE:
+        raise ValueError(f"{where} has {sound.samplerate} samples per second, not {RATE}")
+    if sound.channels != 1:
+        raise ValueError(f"{where} has {sound.channels} channels, not 1")
+    if not 1 <= sound.frames <= LENGTH:
+        raise ValueError(f"{where} has {sound.frames} samples; expected 1 to {LENGTH}")
 
 
 # ---------------------------------------------------------------------------------- the task
 
 
 @dataclass(frozen=True)
-class SpeechCommands(OneClass, SetTask):
-    """One second of speech, 16000 samples: which of WORDS is said?
+class SpeechCommands(ClassificationTask, SetTask):
+    """The input is one second of speech as 16000 samples of the waveform (Speech Commands). The
+    output is the spoken word, one of ten: yes, no, up, down, left, right, on, off, stop, go.
 
-    Samples of 16 bits divided by UNIT. A shorter clip is followed by zeros, which are silence: a
-    model reads them as it reads the rest.
+    16-bit samples are divided by UNIT. Shorter clips are padded with zeros, which are silence and
+    which a model reads.
     """
 
     name: ClassVar[str] = "speech-commands"
@@ -235,23 +284,20 @@ class SpeechCommands(OneClass, SetTask):
 
     @property
     def d_output(self) -> int:
-        """The words."""
+        """The ten words."""
         return len(WORDS)
 
     @property
     def input_length(self) -> int:
-        """A second."""
+        """The samples of one second."""
         return LENGTH
 
     def spec(self) -> ImportedSet:
-        """The clips."""
+        """The data set of clips."""
         return speech_set()
 
-    def _fixed(self) -> dict[str, Any]:
+    def _required(self) -> dict[str, Any]:
         return dict(self.spec().parameters)
-
-    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-        raise ValueError(no_draw(self.name))
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         waves = np.zeros((len(samples), LENGTH, 1), dtype=np.float32)  # [B, L, 1]
@@ -261,7 +307,7 @@ class SpeechCommands(OneClass, SetTask):
         return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels)
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
-        """Four clips."""
+        """Draw four clips."""
         batch = self.sample(4, split=split, step=step)
         figure = new_figure(11, 5)
         seconds = np.arange(LENGTH) / RATE
@@ -272,7 +318,7 @@ class SpeechCommands(OneClass, SetTask):
             strict=True,
         ):
             axes.plot(seconds, wave.numpy(), linewidth=0.5)
-            axes.set_title(f"{self.name}: {WORDS[int(label)]!r}")
+            axes.set_title(f"target: {WORDS[int(label)]!r}")
             axes.set(xlabel="seconds", xlim=(0, LENGTH / RATE))
             axes.spines[["top", "right"]].set_visible(False)
-        return figure
+        return self.captioned(figure)

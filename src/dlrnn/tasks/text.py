@@ -1,10 +1,10 @@
-"""LRA Text: is a film review good or bad, from its bytes (IMDb).
+"""LRA Text: whether a film review is positive, from its bytes (IMDb).
 
-The official test split is the test split. Of the official training split, a review is held out for
-validation if the SHA-256 of its name is divisible by 10, about a tenth of them: the same reviews
-whatever holds the files. (The films of the test split are others; validation shares films with
-training and is a little easier.) Reviews in the Hub's Parquet files have no names but their places
-there, so others are held out, about as many.
+The official test split is the test split. A review of the official training split is held out for
+validation if the SHA-256 of its name is divisible by 10: about a tenth of them, and the same ones
+for every kind of folder or archive. (The test split has other films; validation shares films with
+training and is a little easier.) Reviews in the Hub's Parquet files have no names; their positions
+replace the names, so other reviews are held out.
 """
 
 import codecs
@@ -22,41 +22,34 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from dlrnn.common.figures import new_figure
-from dlrnn.tasks import shards
-from dlrnn.tasks.archives import Entry, entries
-from dlrnn.tasks.classes import OneClass
-from dlrnn.tasks.imports import ImportedSet, Row, no_draw
-from dlrnn.tasks.layouts import hub_split, parquet_rows
-from dlrnn.tasks.sets import SetTask
-from dlrnn.tasks.task import Batch
+from dlrnn.tasks.base import Batch, ClassificationTask
+from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.archives import Entry, entries
+from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
+from dlrnn.tasks.storage.layouts import hub_split, parquet_rows
+from dlrnn.tasks.storage.sets import SetTask
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REVIEW = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/.][^/]*)\.txt")
 _LABELS = {"neg": 0, "pos": 1}
-_UNLABELLED = "unsup"  # of the official archive: not used
+_UNLABELLED = "unsup"  # a folder of the official archive that is not used
 _PIECE = 2**16
 
 
 def text_set(length: int = 2048) -> ImportedSet:
-    """Reviews, of which the first `length` bytes are kept."""
+    """Return the data set of reviews, cut to `length` bytes."""
     return ImportedSet(
         name=Text.name,
         parameters={"length": length},
         rows=lambda path: _reviews(path, length),
-        schema=pa.schema(
-            [
-                pa.field("tokens", pa.binary(), False, {"dtype": "uint8"}),
-                pa.field("label", pa.uint8(), False),
-                pa.field("review", pa.string(), False),
-            ]
-        ),
+        schema=schema_of(tokens=pa.binary(), label=pa.uint8(), review=pa.string()),
         layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt or {train,test}-*-of-*.parquet",
         splits=("train", "test"),
         shard_rows=2**15,
         group_rows=64,
-        order=lambda row: _digest(row["review"]),  # archives have all of one class in a row
+        order=lambda row: _digest(row["review"]),  # archives are sorted by class
         writer={"use_dictionary": ["label"]},
     )
 
@@ -66,7 +59,7 @@ def _reviews(path: Path, length: int) -> Iterator[Row]:
     for review, label, text in _found(path, length):
         digest = _digest(review)
         if digest in seen:
-            raise ValueError(f"{path}: {review} is there twice")
+            raise ValueError(f"{path}: {review} occurs twice")
         seen.add(digest)
         split = review.partition("/")[0]
         if split == "train" and int.from_bytes(digest) % 10 == 0:
@@ -75,8 +68,8 @@ def _reviews(path: Path, length: int) -> Iterator[Row]:
 
 
 def _found(path: Path, length: int) -> Iterator[tuple[str, int, bytes]]:
-    """The name of each review, its label and its text."""
-    seen: dict[bool, str] = {}  # is it Parquet? one that is, one that is not
+    """Yield the name, the label and the text of each review."""
+    seen: dict[bool, str] = {}  # a file that is Parquet, and one that is not
     for entry in entries(path):
         hub, found = hub_split(entry.name), _REVIEW.fullmatch(entry.name)
         if hub is None and (found is None or found[2] == _UNLABELLED):
@@ -89,7 +82,7 @@ def _found(path: Path, length: int) -> Iterator[tuple[str, int, bytes]]:
         elif found is not None:
             split, label, stem = found.groups()
             if label not in _LABELS:
-                names = "neg and pos are known"
+                names = "expected neg or pos"
                 raise ValueError(f"{path}: {entry.name} has the label {label!r}; {names}")
             if not re.fullmatch(r"\d+_\d+", stem, re.ASCII):
                 raise ValueError(f"{path}: {entry.name} is not named ID_RATING.txt")
@@ -97,13 +90,13 @@ def _found(path: Path, length: int) -> Iterator[tuple[str, int, bytes]]:
 
 
 def _rows(path: Path, entry: Entry, split: str, length: int) -> Iterator[tuple[str, int, bytes]]:
-    """The reviews of a Parquet file of the Hub, which have no names but their places."""
+    """Yield the reviews of a Parquet file of the Hub, named by their positions."""
     names = {label: name for name, label in _LABELS.items()}
     for number, row in enumerate(parquet_rows(path, entry, ["text", "label"])):
         text, label = row["text"], row["label"]
         where = f"{path}: {entry.name} row {number}"
         if type(label) is not int or label not in names:
-            raise ValueError(f"{where} has the label {label!r:.40}; 0 and 1 are known")
+            raise ValueError(f"{where} has the label {label!r:.40}; expected 0 or 1")
         if not isinstance(text, str) or not text:
             raise ValueError(f"{where} has no text")
         name = f"{split}/{names[label]}/{PurePosixPath(entry.name).stem}/{number}"
@@ -115,7 +108,7 @@ def _digest(review: str) -> bytes:
 
 
 def _text(path: Path, entry: Entry, length: int) -> bytes:
-    """The first bytes of a text, which is looked through to its end."""
+    """Return the first bytes of a text, after all of it was decoded."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with entry.open() as file:
         try:
@@ -135,8 +128,8 @@ def _text(path: Path, entry: Entry, length: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class ByteTask(OneClass, SetTask):
-    """Texts byte by byte, two classes. Token 0 is padding, byte b is token b + 1."""
+class ByteTask(ClassificationTask, SetTask):
+    """A text as bytes, and two classes. Token 0 is padding, byte b is token b + 1."""
 
     length: int = 0
 
@@ -152,7 +145,7 @@ class ByteTask(OneClass, SetTask):
 
     @property
     def vocabulary(self) -> int:
-        """257: padding and every byte."""
+        """257: padding and all bytes."""
         return 257
 
     @property
@@ -162,11 +155,8 @@ class ByteTask(OneClass, SetTask):
 
     @property
     def input_length(self) -> int:
-        """Longer texts are cut."""
+        """The length, to which longer texts are cut."""
         return self.length
-
-    def _fixed(self) -> dict[str, Any]:
-        return {}
 
     def _split(self, split: str) -> shards.Split:
         stored = super()._split(split)
@@ -174,13 +164,14 @@ class ByteTask(OneClass, SetTask):
             raise ValueError(f"{self.folder} has texts cut to length {kept}, not to {self.length}")
         return stored
 
-    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-        raise ValueError(no_draw(self.name))
-
 
 @dataclass(frozen=True)
 class Text(ByteTask):
-    """A film review (IMDb) is good, 1, or bad, 0: `This film is a gem ...` is 1."""
+    """The input is the bytes of a film review (IMDb). The output is 1 if the review is positive,
+    else 0.
+
+    `This film is a gem ...` is 1.
+    """
 
     length: int = 2048
 
@@ -189,7 +180,7 @@ class Text(ByteTask):
     columns: ClassVar[tuple[str, ...]] = ("tokens", "label")
 
     def spec(self) -> ImportedSet:
-        """The reviews, cut to `length` bytes."""
+        """The data set of reviews, cut to `length` bytes."""
         return text_set(self.length)
 
     def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -199,16 +190,16 @@ class Text(ByteTask):
         return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
-        """The beginning of a review."""
+        """Draw the beginning of a review."""
         batch = self.sample(1, split=split, step=step)
-        good = "good" if batch.targets[0] else "bad"
-        return text_figure([(f"text: a review that is {good}", batch.inputs[0])])
+        label = "1, positive" if batch.targets[0] else "0, negative"
+        return self.captioned(text_figure([(f"target: {label}", batch.inputs[0])]))
 
 
 def padded(
     texts: Sequence[np.ndarray], length: int
 ) -> tuple[Int64[np.ndarray, "B L"], Int64[np.ndarray, " B"]]:
-    """Tokens, 0 behind the end, and how many there are; an empty text is one token of padding."""
+    """Return tokens, padded with 0, and their numbers; an empty text is one token of padding."""
     tokens = np.zeros((len(texts), length), dtype=np.int64)
     lengths = np.ones(len(texts), dtype=np.int64)
     for place, text in enumerate(texts):
@@ -220,7 +211,7 @@ def padded(
 
 
 def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> "Figure":
-    """The beginnings of texts in bytes, with a title above each."""
+    """Draw the beginnings of texts as bytes, each with a title."""
     return page_figure(
         [
             (title, bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace"))
@@ -230,14 +221,14 @@ def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> "Figure":
 
 
 def page_figure(titled: Sequence[tuple[str, str]]) -> "Figure":
-    """The first 1200 characters of each text, with a title above."""
+    """Draw the first 1200 characters of each text, with a title above."""
     figure = new_figure(11, 5 * len(titled))
     for axes, (title, text) in zip(
         figure.subplots(len(titled), squeeze=False)[:, 0], titled, strict=True
     ):
         start = text[:1200]
-        plain = "".join(sign if sign.isprintable() and sign.isascii() else " " for sign in start)
-        lines = "\n".join(plain[place : place + 100] for place in range(0, len(plain), 100))
+        ascii_ = "".join(sign if sign.isprintable() and sign.isascii() else " " for sign in start)
+        lines = "\n".join(ascii_[place : place + 100] for place in range(0, len(ascii_), 100))
         axes.text(0, 1, lines, va="top", family="monospace", parse_math=False)
         axes.set_title(title)
         axes.set_axis_off()

@@ -13,8 +13,8 @@ import torch
 from dlrnn.common.untrusted import read_bytes
 from dlrnn.models import LanguageConfig, LanguageModel, causal, generate
 from dlrnn.models.pretrained import LARGEST_FILE
-from dlrnn.tasks.books import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
-from dlrnn.tasks.shards import TOKENIZER
+from dlrnn.tasks.pg19 import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
+from dlrnn.tasks.storage.shards import TOKENIZER
 from dlrnn.train.model import load_best
 from dlrnn.train.run_directory import RunDirectory
 

@@ -1,0 +1,288 @@
+"""Read the files in a folder, a tar (.gz, .xz, .bz2), a zip, or one file (.gz, .xz, .bz2).
+
+They are read in one pass, without unpacking, in constant memory. An archive is untrusted: absolute
+paths, paths with `..`, links, devices, and more bytes than allowed raise ArchiveError.
+"""
+
+import bz2
+import contextlib
+import errno
+import gzip
+import io
+import lzma
+import os
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+MEMBER_BYTES = 2**32
+TOTAL_BYTES = 2**37  # 128 GiB
+_HEADER_BYTES = 2**20  # of long names and attributes in a tar, which are read at once
+
+_OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
+    ".gz": gzip.GzipFile,
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+}
+_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2", b"PK\3\4": ".zip"}
+_SHORT = {".tgz": ".tar.gz", ".txz": ".tar.xz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2"}
+_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, gzip.BadGzipFile),
+    *(EOFError, NotImplementedError, OverflowError, UnicodeDecodeError, struct.error),
+)
+
+
+class ArchiveError(ValueError):
+    """An archive, or one of its members, is damaged or not acceptable."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A regular file; `name` is its path inside, with `/`; `size` is None if it is not known."""
+
+    name: str
+    size: int | None
+    _opened: Callable[[], io.BufferedReader]
+
+    def open(self) -> io.BufferedReader:
+        """Open the file; it must be read before the next entry is requested."""
+        return self._opened()
+
+
+def entries(
+    path: str | os.PathLike[str],
+    *,
+    member_bytes: int = MEMBER_BYTES,
+    total_bytes: int = TOTAL_BYTES,
+) -> Iterator[Entry]:
+    """Yield the regular files of a folder sorted by name, or of an archive in its order."""
+    path = Path(path)
+    if not path.exists():
+        raise ArchiveError(f"there is no file or folder {path}")
+    bounds = _Bounds(path, member_bytes, total_bytes)
+    if path.is_dir():
+        yield from _folder(path, bounds)
+    elif not path.is_file():
+        raise ArchiveError(f"{path} is neither a file nor a folder")
+    elif (suffix := _suffix(path)) == ".zip":
+        yield from _zip(path, bounds)
+    else:
+        opener = _OPENERS.get(suffix, _open_uncompressed)
+        if _is_tar(path, opener):
+            yield from _tar(path, opener, bounds)
+        else:
+            yield from _one_file(path, path.name.removesuffix(suffix), opener, bounds)
+
+
+class _Bounds:
+    """The limits of an archive: paths and sizes of its members, and their total size."""
+
+    def __init__(self, path: Path, member_bytes: int, total_bytes: int) -> None:
+        self.path, self.member_bytes, self.left = path, member_bytes, total_bytes
+        self.total_bytes = total_bytes
+
+    def name(self, name: str) -> str:
+        """Return a member's path without `./`; raise for a path outside the archive."""
+        parts = re.split(r"[/\\]", name)
+        if not parts[0] or re.match(r"[A-Za-z]:", name) or "\0" in name:
+            raise ArchiveError(f"{self.path} holds {name!r}, whose path is not relative")
+        if ".." in parts:
+            raise ArchiveError(f"{self.path} holds {name!r}, whose path climbs out of the folder")
+        return str(PurePosixPath(name))
+
+    def add(self, name: str, size: int) -> None:
+        """Add a member's size to the total; raise if it is too large."""
+        if size > self.member_bytes:
+            much = f"{size} bytes, more than the {self.member_bytes} allowed"
+            raise ArchiveError(f"{self.path} holds {name!r} of {much}")
+        self.left -= size
+        if self.left < 0:
+            much = f"more than the {self.total_bytes} bytes allowed in all"
+            raise ArchiveError(f"{self.path} holds {much}, from {name!r} on")
+
+    def not_plain(self, name: str, *, is_link: bool) -> ArchiveError:
+        """Return the error for a link or a device."""
+        kind = "a link" if is_link else "not a plain file"
+        which = f"which is {kind}; only plain files are read"
+        return ArchiveError(f"{self.path} holds {name!r}, {which}")
+
+
+# ---------------------------------------------------------------------------------- kinds
+
+
+def _folder(path: Path, bounds: _Bounds) -> Iterator[Entry]:
+    def files(folder: Path) -> Iterator[Entry]:
+        for item in sorted(os.scandir(folder), key=lambda item: item.name):
+            name = Path(item.path).relative_to(path).as_posix()
+            if item.is_dir(follow_symlinks=False):
+                yield from files(Path(item.path))
+            elif not item.is_file(follow_symlinks=False):
+                raise bounds.not_plain(name, is_link=item.is_symlink())
+            else:
+                size = item.stat(follow_symlinks=False).st_size
+                bounds.add(name, size)
+                with contextlib.ExitStack() as stack:
+                    yield Entry(name, size, partial(_kept_open, stack, item.path))
+
+    yield from files(path)
+
+
+def _one_file(
+    path: Path, name: str, opener: Callable[[Path], io.BufferedIOBase], bounds: _Bounds
+) -> Iterator[Entry]:
+    """Yield one file: uncompressed, which is seekable, or compressed."""
+    if opener is _open_uncompressed:
+        size = path.stat().st_size
+        bounds.add(name, size)
+        with contextlib.ExitStack() as stack:
+            yield Entry(name, size, partial(_kept_open, stack, str(path)))
+        return
+    with _naming_damage(path), opener(path) as file:
+        most = min(bounds.member_bytes, bounds.total_bytes)
+        yield Entry(name, None, partial(_reader, file, path, name, most))
+
+
+def _kept_open(stack: contextlib.ExitStack, path: str) -> io.BufferedReader:
+    return stack.enter_context(open(path, "rb"))
+
+
+class _Member(tarfile.TarInfo):
+    """A tar header that raises for damage which `tarfile` would take for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Member":
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"a member's header cannot be read ({error})") from None
+        if member.size < 0 or (member.type in _HEADERS and member.size > _HEADER_BYTES):
+            raise tarfile.ReadError("a member's header cannot be read (its size cannot be)")
+        return member
+
+
+def _tar(
+    path: Path, opener: Callable[[Path], io.BufferedIOBase], bounds: _Bounds
+) -> Iterator[Entry]:
+    with _naming_damage(path), opener(path) as file:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member, errorlevel=2) as tar:
+            while (member := _next(tar)) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # else memory would grow
+                name = bounds.name(member.name)
+                bounds.add(name, member.size)
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    raise bounds.not_plain(name, is_link=member.issym() or member.islnk())
+                content = cast(io.BufferedReader, tar.extractfile(member))
+                yield Entry(name, member.size, partial(_reader, content, path, name, member.size))
+        while after := file.read(2**20):  # the checksums at the end
+            bounds.add("its end", len(after))
+
+
+def _next(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+    try:
+        return tar.next()
+    except ValueError as error:  # an attribute that should be a number
+        raise tarfile.ReadError(str(error)) from None
+
+
+def _zip(path: Path, bounds: _Bounds) -> Iterator[Entry]:
+    with _naming_damage(path), zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name, size = bounds.name(member.filename), member.file_size
+            bounds.add(name, size)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if member.is_dir():
+                continue
+            if kind not in (0, stat.S_IFREG):
+                raise bounds.not_plain(name, is_link=kind == stat.S_IFLNK)
+            if member.flag_bits & 1:
+                raise ArchiveError(f"{path} holds {name!r}, which is encrypted")
+            with archive.open(member) as content:
+                assert isinstance(content, io.BufferedIOBase)
+                yield Entry(name, size, partial(_reader, content, path, name, size))
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix of the container, from the name or else from the first bytes."""
+    name = path.name.lower()
+    for suffix in (*_OPENERS, ".zip"):
+        if name.endswith(suffix):
+            return suffix
+    if name.endswith(tuple(_SHORT)):
+        return Path(_SHORT[path.suffix.lower()]).suffix
+    with open(path, "rb") as file:
+        head = file.read(6)
+    return next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def _is_tar(path: Path, opener: Callable[[Path], io.BufferedIOBase]) -> bool:
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if ".tar" in suffixes or (suffixes and suffixes[-1] in _SHORT):
+        return True
+    with _naming_damage(path), opener(path) as file:
+        return file.read(512)[257:262] == b"ustar"
+
+
+def _open_uncompressed(path: Path) -> io.BufferedIOBase:
+    return open(path, "rb")
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path, name: str | None = None) -> Iterator[None]:
+    """Turn the errors of damaged files into an ArchiveError that names the file."""
+    where = f"{path} is damaged" if name is None else f"{path} is damaged in {name!r}"
+    try:
+        yield
+    except _DAMAGE as error:
+        raise ArchiveError(f"{where}: {_one_line(error)}") from None
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # raised by the disk, not by a decoder
+            raise
+        raise ArchiveError(f"{where}: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of a member, at most `most`; damage raises ArchiveError."""
+
+    def __init__(self, content: io.BufferedIOBase, path: Path, name: str, most: int) -> None:
+        self._content, self._path, self._name = content, path, name
+        self._most = self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
+        with _naming_damage(self._path, self._name):
+            data = self._content.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            much = f"more bytes than the {self._most} allowed"
+            raise ArchiveError(f"{self._path} holds {self._name!r} of {much}")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _reader(content: io.BufferedIOBase, path: Path, name: str, most: int) -> io.BufferedReader:
+    return io.BufferedReader(_Reader(content, path, name, most), 2**16)

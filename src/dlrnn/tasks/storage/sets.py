@@ -1,0 +1,153 @@
+"""Tasks whose samples are made on the CPU: generated when they are needed, or read from disk.
+
+The training split of a data set on disk is shuffled anew in each epoch, within windows of row
+groups: every group is decoded once per epoch, and the order depends on (seed, epoch) alone.
+"""
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from dlrnn.tasks.base import Batch, Request, Task
+from dlrnn.tasks.random import Random
+from dlrnn.tasks.storage import shards
+
+WINDOW = 64  # row groups whose samples are shuffled together
+
+
+@dataclass(frozen=True)
+class SetTask(Task):
+    """A task over a data set in `folder` (see `dlrnn data`); None generates new samples."""
+
+    folder: str | os.PathLike[str] | None = None
+
+    columns: ClassVar[tuple[str, ...]]  # those that the task reads
+
+    @abstractmethod
+    def spec(self) -> shards.Spec:
+        """The data set with the paper's settings."""
+
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+        """Generate samples of a split, each a mapping from column names to values."""
+        raise ValueError(shards.not_generated(self.name))
+
+    @abstractmethod
+    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        """Collate samples."""
+
+    def _required(self) -> dict[str, Any]:
+        """Return the parameters that a data set on disk must have for this task."""
+        return {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.folder is not None:
+            if not isinstance(self.folder, str | os.PathLike):
+                raise ValueError(f"{self.name}: folder must be a path, not {self.folder!r}")
+            object.__setattr__(self, "folder", str(self.folder))
+        self.spec()  # raises for invalid settings
+
+    def count(self, split: str) -> int | None:
+        """Return the samples of a split on disk; None without a data set."""
+        return None if self.folder is None else len(self._split(split))
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the data set's manifest; None without a data set."""
+        if self.folder is None:
+            return None
+        folder = Path(self.folder).resolve()
+        return str(_manifest(folder, _stamp(folder))["sha256"])
+
+    def _sample(self, request: Request) -> Batch:
+        """Epochs of the training split on disk are shuffled, the other splits are in file order."""
+        batch_size, split, _, device, _, of = request
+        step, first = int(request.step), int(request.first)  # 32-bit integers would overflow
+        of = batch_size if of is None else of
+        if of < first + batch_size:
+            part = f"first + batch_size, {first} + {batch_size}"
+            raise ValueError(f"of, the whole batch, must be at least {part}, not {of}")
+        start = step * of + first
+        numbers = range(start, start + batch_size)
+        batch = self._batch((self._drawn if self.folder is None else self._read)(split, numbers))
+        if torch.device(device).type == "cuda":
+            batch = Batch(*(None if part is None else part.pin_memory() for part in batch))  # type: ignore[arg-type]
+        return batch.to(device)
+
+    def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+        stored = self._split(split)
+        indices = [number % len(stored) for number in numbers]
+        if split == "train":
+            sizes = len(stored), stored.shard_rows, stored.group_rows
+            indices = [
+                int(shuffled(self.seed, number // len(stored), *sizes)[index])
+                for number, index in zip(numbers, indices, strict=True)
+            ]
+        columns = stored.batch(indices)
+        return [
+            {name: values[place] for name, values in columns.items()}
+            for place in range(len(indices))
+        ]
+
+    def _split(self, split: str) -> shards.Split:
+        assert self.folder is not None
+        folder, how = Path(self.folder).resolve(), "build" if self.drawable else "import"
+        if not folder.exists():
+            make = f"create it with `dlrnn data {how} {self.name}`"
+            other = "set task.settings.folder (for an existing run: in config.json)"
+            raise ValueError(f"there is no folder {folder}: {make}, or {other}")
+        stamp = _stamp(folder)
+        manifest = _manifest(folder, stamp)
+        if manifest["task"] != self.name:
+            found = f"{manifest['task']!r:.60}, not of {self.name!r}"
+            raise ValueError(f"{self.folder} is a data set of {found}")
+        for key, value in self._required().items():
+            if (found := manifest["parameters"].get(key)) != value:
+                raise ValueError(f"{self.folder} has {key} {found!r:.60}, not {value!r}")
+        stored = _opened(folder, stamp, split, self.columns)
+        if not len(stored):
+            raise ValueError(f"{self.folder} has no {split} samples; {how} a larger data set")
+        return stored
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the manifest is rewritten; None without a manifest."""
+    try:
+        status = (folder / shards.MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _manifest(folder: Path, stamp: tuple[int, int] | None) -> dict[str, Any]:
+    return shards.load_manifest(folder)
+
+
+@lru_cache(maxsize=8)
+def _opened(
+    folder: Path, stamp: tuple[int, int] | None, split: str, columns: tuple[str, ...]
+) -> shards.Split:
+    """Return a reader, which is shared, with its cache, as long as the manifest is the same."""
+    return shards.Split(folder, split, columns=columns)
+
+
+@lru_cache(maxsize=4)
+def shuffled(
+    seed: int, epoch: int, count: int, shard_rows: int, group_rows: int
+) -> Int64[np.ndarray, " count"]:
+    """Return the order of an epoch: groups are shuffled, then samples within WINDOW groups."""
+    shard, row = np.divmod(np.arange(count), shard_rows)
+    group = shard * -(-shard_rows // group_rows) + row // group_rows  # of each sample
+    random = Random(seed, "train", epoch, first=0, count=1, device="cpu")
+    groups = random.bits(int(group[-1]) + 1)[0].numpy()
+    rank = np.argsort(np.argsort(groups, kind="stable"), kind="stable")  # of each group
+    samples = random.bits(count)[0].numpy()
+    return np.lexsort((samples, rank[group] // WINDOW))
