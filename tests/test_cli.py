@@ -19,7 +19,7 @@ from dlrnn.bench.measure import require_right
 from dlrnn.cli import COMMANDS, main
 from dlrnn.common.untrusted import seal
 from dlrnn.nn import load_layers, save_model
-from dlrnn.ops.backends import BACKENDS
+from dlrnn.ops import dispatch
 
 
 def test_help_is_fast_and_does_not_import_torch():
@@ -55,7 +55,7 @@ def test_doctor_checks_every_op(capsys):
     assert main(["doctor", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["environment"]["torch"] == torch.__version__
-    assert [row["op"] for row in report["ops"]] == list(BACKENDS)
+    assert [row["op"] for row in report["ops"]] == list(dispatch.OPS)
     assert all(row["ok"] and row["error"] < 1e-6 for row in report["ops"])
     assert {row["backend"] for row in report["ops"]} == {"torch"}
     assert main(["doctor", "--device", "cpu"]) == 0

@@ -60,14 +60,7 @@ OURS = {"dlrnn", *(path.stem for path in TESTS.rglob("*.py"))}
 REMAINING = {
     "src/ops/triton/dplr_weights.py": {"_times"},
     "src/ops/tuning.py": {"_cache_folder"},
-    "src/tasks/fetch.py": {"_nearest_there"},
-    "src/tasks/imports.py": {"_check_folder", "_found", "_header", "_locked"},
     "tests/ops/test_long_convolution.py": {"_Ring", "_column_tables", "_smallest_ring", "_tile"},
-    "tests/paper/test_sweep.py": {"_command"},
-    "tests/tasks/test_random.py": {"_GOLDEN", "_mix", "_signed"},
-    "tests/tasks/test_tasks_outside.py": {"_hashed"},
-    "tests/test_cli_training.py": {"_curves", "_images"},
-    "tests/train/test_train.py": {"_processes_here"},
 }
 """Imports of private names that are still there: to be emptied, nothing may be added."""
 

@@ -9,7 +9,9 @@ from runs import config
 from support import DEVICE
 
 from dlrnn.models import ModelConfig
-from dlrnn.tasks import listops_trees, pathfinder_paths, pathfinder_pixels
+from dlrnn.tasks.listops import trees as listops_trees
+from dlrnn.tasks.pathfinder import paths as pathfinder_paths
+from dlrnn.tasks.pathfinder import pixels as pathfinder_pixels
 from dlrnn.train import TaskConfig
 from dlrnn.train.distributed import local_processes, make_fabric
 from dlrnn.train.prefetch import prefetch, thread_count

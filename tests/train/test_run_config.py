@@ -14,7 +14,7 @@ from runs import QUIET, TEXTS, Own, config, own_mixer
 
 from dlrnn.models import ModelConfig
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes.outcome import changed_path
+from dlrnn.paper.runs import changed_path
 from dlrnn.train import TaskConfig, from_json, train, with_overrides
 
 
