@@ -1,4 +1,4 @@
-"""Shared by the tests."""
+"""Helpers that many tests share."""
 
 import os
 import subprocess
@@ -158,7 +158,7 @@ def tiny_books(folder, *, length: int = 32, words: int = 700):
 
 @contextmanager
 def tf32():
-    """PyTorch is told that tf32 will do."""
+    """PyTorch may use tf32."""
     matmul = torch.backends.cuda.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
     try:

@@ -45,7 +45,7 @@ def test_reset_parameters_fills_a_layer_from_meta(name):
     assert_same_distribution(layer, SMALL[name]())
     for tensor in layer.state_dict().values():
         tensor.fill_(torch.nan)
-    layer.reset_parameters()  # of the layer alone: it knows its parts
+    layer.reset_parameters()  # of the layer alone, which resets its parts
     assert_same_distribution(layer, SMALL[name]())
 
 

@@ -63,7 +63,7 @@ def test_forward_mode_is_right_where_pytorch_computes(op, shape):
 
 
 def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
-    """Every function that launches; which device is made the current one, by a stand-in."""
+    """A launch makes the tensors' device the current one; here it is a fake device."""
     pytest.importorskip("triton")
     kernels = ["dplr_weights", "layer_norm", "rotary", "sections", "thin_linear", "zero_order_hold"]
     launching = []

@@ -74,7 +74,7 @@ def _bench_layer(given: argparse.Namespace) -> int:
 
         return _print_cases(given, bench_cases)
     if given.factor > 1:
-        raise ValueError("--factor is for --all; here --length and --d-state say the sizes")
+        raise ValueError("--factor belongs to --all; else use --length and --d-state")
     if given.tiny:
         return _report(given, bench_tiny(repeats=max(given.repeats, TINY_REPEATS)), _show_layer)
     sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
