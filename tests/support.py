@@ -1,6 +1,7 @@
 """Helpers that many tests share."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -87,11 +88,11 @@ def in_steps(layer, x, state=None):
 
 @contextmanager
 def refused(*keywords: str, error: type[Exception] = ValueError):
-    """The block must raise `error` with a message that holds every keyword, in any wording."""
+    """The block must raise `error` with a message that holds every keyword, as whole words."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)
-    missing = [keyword for keyword in keywords if keyword not in message]
+    missing = [k for k in keywords if not re.search(rf"(?<!\w){re.escape(k)}(?!\w)", message)]
     assert not missing, f"{missing} not in: {message}"
 
 
