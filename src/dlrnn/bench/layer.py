@@ -61,11 +61,10 @@ def bench_layer(
 
     short = slice(0, min(length, SHORT))
     require_right(_errors(ours, ListingDLR, x[:1, short], dy[:1, short]), TOLERANCE)
-    errors = {name: _errors(layer, DLR, x, dy) for name, layer in _named(ours, listing)}
+    layers: dict[str, DLR] = {"dlrnn": ours, "listing": listing}
+    errors = {name: _errors(layer, DLR, x, dy) for name, layer in layers.items()}
     require_right(errors["dlrnn"], TOLERANCE)
-    functions = {
-        name: partial(forward_backward, layer, x, dy) for name, layer in _named(ours, listing)
-    }
+    functions = {name: partial(forward_backward, layer, x, dy) for name, layer in layers.items()}
     times = seconds(functions, where, repeats)
     kept = sum(t.numel() * t.element_size() for t in forward_backward(ours, x, dy))
     rows = {
@@ -114,10 +113,6 @@ def _replayed_ms(
     if device.type != "cuda":
         return {}
     return {"captured_ms": round(median_ms(replayed(function, repeats)), 3)}
-
-
-def _named(ours: DLR, listing: DLR) -> list[tuple[str, DLR]]:
-    return [("dlrnn", ours), ("listing", listing)]
 
 
 def _errors(layer: DLR, kind: type[DLR], x: Tensor, dy: Tensor) -> dict[str, float]:
