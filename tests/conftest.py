@@ -1,4 +1,4 @@
-"""What every test stands on: fixed seeds, one device, uninitialised memory full of NaN."""
+"""For every test: fixed seeds, one device, uninitialised memory full of NaN."""
 
 import os
 
@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def surroundings():
-    """In deterministic mode `torch.empty` gives NaN, so that an entry nobody wrote shows."""
+def reproducible():
+    """In deterministic mode `torch.empty` gives NaN, so that an unwritten entry is noticed."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3, device=DEVICE).isnan().all(), "uninitialised memory is not poisoned"

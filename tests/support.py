@@ -1,6 +1,7 @@
-"""Shared by the tests."""
+"""Helpers that many tests share."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -87,11 +88,11 @@ def in_steps(layer, x, state=None):
 
 @contextmanager
 def refused(*keywords: str, error: type[Exception] = ValueError):
-    """The block must raise `error` with a message that holds every keyword, in any wording."""
+    """The block must raise `error` with a message that holds every keyword, as whole words."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)
-    missing = [keyword for keyword in keywords if keyword not in message]
+    missing = [k for k in keywords if not re.search(rf"(?<!\w){re.escape(k)}(?!\w)", message)]
     assert not missing, f"{missing} not in: {message}"
 
 
@@ -158,7 +159,7 @@ def tiny_books(folder, *, length: int = 32, words: int = 700):
 
 @contextmanager
 def tf32():
-    """PyTorch is told that tf32 will do."""
+    """PyTorch may use tf32."""
     matmul = torch.backends.cuda.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
     try:

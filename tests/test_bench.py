@@ -27,6 +27,8 @@ def test_the_tiny_layer_is_compared_with_the_listing_on_one_thread(capsys):
     assert result["ratio"] == pytest.approx(expected, rel=0.9)
     assert main(["bench", "layer", "--tiny"]) == 0
     assert "of its time" in capsys.readouterr().out
+    assert main(["bench", "layer", "--tiny", "--device", "cuda"]) == 2
+    assert "--tiny" in capsys.readouterr().err
 
 
 def test_a_wrong_listing_gives_no_ratio(monkeypatch):

@@ -82,7 +82,7 @@ def test_no_input_gives_a_larger_difference_than_the_bound(bidirectional):
 
 
 def test_memory_close_to_endless():
-    """|lambda| = 1 - 1e-7: resonances that a plain grid of frequencies would step over."""
+    """|lambda| = 1 - 1e-7: resonances between the points of a uniform grid."""
     modulus = torch.tensor([1 - 1e-7, 1 - 3e-7, 1 - 1e-6, 0.9], dtype=torch.float64)
     lam = torch.polar(modulus, torch.tensor([0.1, 0.7, 2.0, 3.0], dtype=torch.float64))
     weights = torch.tensor([[1.0, 1e-3, 1e-3, 1e-3]], dtype=torch.complex128)

@@ -89,7 +89,7 @@ def check(layer, lengths, graphs):
 check(DLR(4, 6), (30, 50, 200, 300, 777), 2)
 check(S4(4, 6), (140, 200, 300), 1)  # on a GPU up to 128 positions are another graph
 check(SGConv(4, length=80, d_kernel=8), (20, 33, 80), 1)
-# both ways, where windows at the ends are shorter
+# the first and the last window are shorter
 check(
     LocalAttention(8, heads=2, chunk=8, bidirectional=True),
     (9, 11, 13, 16, 17, 19, 20, 22, 24, 31, 40),

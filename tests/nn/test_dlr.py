@@ -105,7 +105,7 @@ def test_dropout_before_the_activation_is_dropout_behind_it(activation):
         return y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
 
     have = answers()
-    layer.out.register_forward_hook(lambda *_: None)  # a hooked map gets the plain order
+    layer.out.register_forward_hook(lambda *_: None)  # a hooked map keeps its order
     for mine, plain in zip(have, answers(), strict=True):
         assert_close(mine, plain, 1e-10)
 

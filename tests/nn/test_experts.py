@@ -1,4 +1,4 @@
-"""Experts: against a loop over tokens and experts; who is served, and what that depends on."""
+"""Experts: values against a loop over tokens and experts, capacity, padding, thresholds."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_padding_uses_no_capacity(router, training):
 
 
 def counts(layer, x):
-    """Tokens of each expert: where its own part of the output is not 0."""
+    """Tokens of each expert: where its part of the output is not 0."""
     numbers = []
     for e in range(layer.experts):
         alone = torch.zeros_like(layer.down)

@@ -45,7 +45,7 @@ def test_reset_parameters_fills_a_layer_from_meta(name):
     assert_same_distribution(layer, SMALL[name]())
     for tensor in layer.state_dict().values():
         tensor.fill_(torch.nan)
-    layer.reset_parameters()  # of the layer alone: it knows its parts
+    layer.reset_parameters()  # of the layer alone, which resets its parts
     assert_same_distribution(layer, SMALL[name]())
 
 
@@ -112,8 +112,8 @@ def test_saving_what_is_no_model_or_has_no_values_is_refused(tmp_path, unchecked
 
 def test_analysis_refuses_other_types(unchecked):
     for call, keywords in (
-        (lambda: layer_of(DLR(2, 2)), ("layer_of", "system", "DLR", "system_of")),
-        (lambda: prod_as_dlr(DLR(2, 2)), ("prod_as_dlr", "system", "DLR")),
+        (lambda: layer_of(DLR(2, 2)), ("layer_of", "DLR", "system_of")),
+        (lambda: prod_as_dlr(DLR(2, 2)), ("prod_as_dlr", "DLR")),
         (lambda: from_linear_rnn([[1.0]], [1.0], [1.0]), ("A", "torch tensor", "list")),
         (lambda: fit_kernel([1.0], torch.ones(1)), ("kernel", "torch tensor", "list")),
         (lambda: plot_kernel(S4D(4, 4), 7), ("plot_kernel", "DLR layer", "S4D")),

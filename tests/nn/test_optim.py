@@ -47,7 +47,7 @@ def test_param_groups_refuses_parameters(unchecked):
 
 @pytest.mark.parametrize("how", ["parametrize", "prune", "old weight norm"])
 def test_parametrised_kernel_parameters_have_no_decay(how):
-    """`W` is then a plain tensor; what it is made of is what learns, without decay."""
+    """`W` is then a computed tensor; the parameters that it is computed from have no decay."""
     layer = DLR(4, 6)
     if how == "parametrize":
         weight_norm(layer, "W")

@@ -1,4 +1,4 @@
-"""What tests of the convolutions' kernels compare: with plain PyTorch, and with float64."""
+"""Comparisons of the convolution kernels with plain PyTorch and with float64."""
 
 import math
 import sys
@@ -18,13 +18,13 @@ def plain_torch():
 
 
 class PlainRows:
-    """The way through rows, as ops/cuda/convolution.py has it: NaN beyond the length."""
+    """The channel-major layout of ops/cuda/convolution.py: rows with NaN beyond the length."""
 
     PADDING = math.nan
 
     @staticmethod
     def supports(u, right, left):
-        return False  # on a GPU too `plain_torch` asks these kernels
+        return False  # so that `plain_torch` is used on a GPU too
 
     @staticmethod
     def row_stride(length):

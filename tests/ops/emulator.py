@@ -1,8 +1,8 @@
 """The CUDA sources of `ops.cuda` on a CPU, compiled by g++ behind emulator.cpp.
 
-It says whether a kernel's numbers, addresses and barriers are right, and nothing about its speed.
+It shows whether numbers, addresses and barriers of a kernel are right; it does not show its speed.
 Functions that are written in assembler are left out of the sources: emulator.cpp has them, tensor
-cores by their definition. Every tensor that a kernel is given ends where nobody may read or write.
+cores by their definition. Every tensor that a kernel is given ends at a page without access.
 """
 
 import ctypes
@@ -119,7 +119,7 @@ class Kernel(nvrtc.Kernel):
 
 
 class _Guarded:
-    """A copy of a tensor's memory that ends at a page nobody may touch."""
+    """A copy of a tensor's memory that ends at a page without access."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._at, self._bytes, page = storage.data_ptr(), storage.nbytes(), mmap.PAGESIZE

@@ -166,7 +166,7 @@ class TestOnAGPU:
 
     @pytest.mark.parametrize("length", [500, 9001, 20000])
     def test_the_op_equals_its_kernels(self, length):
-        """`ops.convolution`, which keeps rows if gradients are wanted, is its kernels."""
+        """`ops.convolution` equals its kernels; it keeps channel-major inputs for backward."""
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
         given = [x.requires_grad_() for x in (u, right, left)]
         y = ops.convolution(*given)

@@ -174,7 +174,7 @@ def test_kernels_in_the_interpreter():
     [(1, 3, 32, 1000), (2, 128, 32, 4097), (2, 5, 40, 333), (1, 2, 1, 1), (1, 2, 8, 2**17)],
 )
 def test_accuracy_on_a_gpu(outputs, channels, pairs, length):
-    """Kernel and gradients against the plain way, twice the same bits; in a CUDA graph too."""
+    """Kernel and gradients equal those of PyTorch and are deterministic, in a CUDA graph too."""
     Lambda, P, B = (part.to(DEVICE) for part in legs(2 * pairs))
     C, dt = random(outputs, channels, pairs, 2), 10 ** -(1 + 2 * torch.rand(channels).to(Lambda))
     system = DPLR(*(part.requires_grad_() for part in (Lambda, P, B, C, dt)))

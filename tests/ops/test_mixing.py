@@ -1,4 +1,4 @@
-"""`ops.mix`: the composition, whatever runs it; its kernels emulated on a CPU, and on a GPU."""
+"""`ops.mix` equals its composition; its kernels, emulated on a CPU and on a GPU."""
 
 import sys
 
@@ -40,7 +40,7 @@ def of_ops(u, right, left, weight, bias, activation):
 
 @pytest.fixture(params=["channel-last", "rows", "rows, plain epilogue"])
 def layout(request, monkeypatch):
-    """The way through rows, with plain PyTorch for the kernels."""
+    """The channel-major layout, with plain PyTorch for the kernels."""
     if request.param == "channel-last":
         return
     monkeypatch.setattr(convolution, "_has_rows", lambda *_: True)

@@ -31,7 +31,7 @@ def convolve_long(length, right, left, dtype=torch.float32):
 
 
 def mix(channels, columns, activation, in_rows):
-    """The ends, forward and backward."""
+    """The epilogue, forward and backward."""
     shape = (1, channels, 128) if in_rows else (1, 128, channels)
     y, weight, bias = torch.zeros(shape), torch.zeros(columns, channels), torch.zeros(columns)
     out = mixing.forward(y, 128, weight, bias, activation, in_rows=in_rows)

@@ -75,7 +75,7 @@ def test_second_derivatives(scale):
 
 
 def test_one_step_solves_the_differential_equation():
-    """`x' = Lambda x + u` with u held: fine Runge-Kutta steps end where one step of it does."""
+    """`x' = Lambda x + u` with a constant u: one step equals many fine Runge-Kutta steps."""
     Lambda = torch.tensor([[-0.5, 3.0], [-2.0, 0.1]], dtype=torch.float64)
     dt = torch.tensor([0.7], dtype=torch.float64)
     log_lambda, gain = (torch.view_as_complex(t) for t in ops.zero_order_hold(Lambda, dt))

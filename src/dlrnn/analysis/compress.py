@@ -83,8 +83,8 @@ def orthonormal_states(log_lambda: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         A[here] = g[n, :, None] * output
         A[here, here] = torch.stack((p[n] + r[n], 2 * e[n], -2 * e[n], p[n] - r[n])).view(2, 2) / 2
         B[here] = g[n] * gain
-        own, conjugate = log_lambda[n], log_lambda[n].conj()
-        poles = torch.expm1(log_lambda + own) * torch.expm1(log_lambda + conjugate)
+        pole, conjugate = log_lambda[n], log_lambda[n].conj()
+        poles = torch.expm1(log_lambda + pole) * torch.expm1(log_lambda + conjugate)
         T[:, here] = (passed / poles)[:, None] * g[n] * numerators
         passed = passed * (lam - lam[n]) * (lam - lam[n].conj()) / poles
         output, gain = output * q[n], gain * q[n].item()
@@ -201,7 +201,7 @@ def _merge_conjugates(system: System) -> System:
 
 def _largest_gain(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> float:
     """`max_omega |G(omega)|`, on a grid that is finer near the phases of the lambdas."""
-    offsets = torch.linspace(-4, 4, 33, dtype=torch.float64).sinh()  # in widths: 27 at the ends
+    offsets = torch.linspace(-4, 4, 33, dtype=torch.float64).sinh()  # in widths, up to 27
     width = -log_lambda.real[:, None].clamp(min=-1)
     near = (log_lambda.imag[:, None] + width * offsets).flatten()
     omega = torch.cat((near, torch.linspace(0, math.pi, 4097, dtype=torch.float64)))

@@ -112,19 +112,11 @@ def layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]:
     layer = DLR(case.channels, case.states, **case.options).to(device)
     shape = case.batch, case.length, case.channels
     x, dy = torch.randn(shape, device=device), torch.randn(shape, device=device)
-    functions: dict[str, Callable[[], object]] = {}
-    row: dict[str, Any] = {"case": case.name, "B": case.batch, "L": case.length}
-    truth = _with(
-        "torch", forward_backward, _in_float64(layer, case), x[:1].double(), dy[:1].double()
-    )
-    for name in _backends("convolution", device):
-        answer = _with(name, forward_backward, layer, x[:1], dy[:1])
-        pairs = zip(answer, truth, strict=True)
-        errors = {f"{name} {k}": relative_error(*pair) for k, pair in enumerate(pairs)}
-        require_right(errors, TOLERANCE)
-        row[f"{name} error"] = max(errors.values())
-        functions[name] = partial(_with, name, forward_backward, layer, x, dy)
-    del truth
+    exact = deepcopy(layer).double(), x[:1].double(), dy[:1].double()
+    one, full = (layer, x[:1], dy[:1]), (layer, x, dy)
+    errors, functions = _by_backend(forward_backward, exact, one, full, device)
+    del exact
+    row: dict[str, Any] = {"case": case.name, "B": case.batch, "L": case.length, **errors}
     listing = ListingDLR(case.channels, case.states, bidirectional=case.two_sided).to(device)
     if case.kernel == case.length:  # the listing cannot cut kernels
         functions["listing"] = partial(forward_backward, listing, x, dy)
@@ -142,19 +134,35 @@ def _convolution(case: Case, device: torch.device, repeats: int) -> dict[str, An
     u = torch.randn(case.batch, case.length, case.channels, device=device)
     rows = 2 if case.two_sided else 1
     kernels = torch.randn(rows, case.channels, case.kernel, device=device) / case.kernel**0.5
-    one = [u[:1].double(), *kernels.double().unbind()]
-    truth = _with("torch", _convolve, *one)
-    functions: dict[str, Callable[[], object]] = {}
-    row: dict[str, Any] = {"case": case.name}
-    for name in _backends("convolution", device):
-        answer = _with(name, _convolve, u[:1], *kernels.unbind())
-        pairs = zip(answer, truth, strict=True)
-        errors = {f"{name} {k}": relative_error(*pair) for k, pair in enumerate(pairs)}
-        require_right(errors, TOLERANCE)
-        row[f"{name} error"] = max(errors.values())
-        functions[name] = partial(_with, name, _convolve, u, *kernels.unbind())
-    row |= times(functions, device, repeats, before)
+    exact = u[:1].double(), *kernels.double().unbind()
+    one, full = (u[:1], *kernels.unbind()), (u, *kernels.unbind())
+    errors, functions = _by_backend(_convolve, exact, one, full, device)
+    del exact
+    row = {"case": case.name, **errors, **times(functions, device, repeats, before)}
     return {**row, "ceiling": _rounded(5e3 * 4 * u.numel() / BANDWIDTH)}
+
+
+def _by_backend(
+    run: Callable[..., list[Tensor]],
+    exact: tuple[Any, ...],
+    one: tuple[Any, ...],
+    full: tuple[Any, ...],
+    device: torch.device,
+) -> tuple[dict[str, float], dict[str, Callable[[], object]]]:
+    """The error of each backend on `one` sequence, and the call that runs it on the `full` batch.
+
+    Raises if an error is too large. `exact` are the arguments in float64.
+    """
+    truth = _with("torch", run, *exact)
+    errors: dict[str, float] = {}
+    functions: dict[str, Callable[[], object]] = {}
+    for name in _backends("convolution", device):
+        pairs = zip(_with(name, run, *one), truth, strict=True)
+        found = {f"{name} {k}": relative_error(*pair) for k, pair in enumerate(pairs)}
+        require_right(found, TOLERANCE)
+        errors[f"{name} error"] = max(found.values())
+        functions[name] = partial(_with, name, run, *full)
+    return errors, functions
 
 
 def times(
@@ -210,12 +218,6 @@ def _attention(x: Tensor, heads: int = 4) -> list[Tensor]:
     query, key, value = (split.clone().requires_grad_() for _ in range(3))
     y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return [y.detach(), *torch.autograd.grad(y, (query, key, value), torch.ones_like(y))]
-
-
-def _in_float64(layer: DLR, case: Case) -> DLR:
-    exact = DLR(case.channels, case.states, **case.options).to(layer.W.device).double()
-    exact.load_state_dict(layer.state_dict())
-    return exact
 
 
 def result_of(device: torch.device, factor: int, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def require_right(errors: dict[str, float], tolerance: float) -> None:
     wrong = {name: error for name, error in errors.items() if not error <= tolerance}
     if wrong:
         shown = ", ".join(f"{name} {error:.1e}" for name, error in wrong.items())
-        raise RuntimeError(f"no number on red: errors above {tolerance:.0e}: {shown}")
+        raise RuntimeError(f"no time for a wrong answer: errors above {tolerance:.0e}: {shown}")
 
 
 def forward_backward(

@@ -60,8 +60,8 @@ def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, A
         for column, precision in [(c, p) for c in group for p in _precisions(c, where)]:
             row: dict[str, Any] = {"model": column, "precision": precision}
             for task, length in (("shift", "L"), ("reverse", "2L")):
-                book = "table6" if "ff" in column else "table1"
-                config = recipes.scaled(recipes.get(f"{book}/{task}/{column}"), scale)
+                table_name = "table6" if "ff" in column else "table1"
+                config = recipes.scaled(recipes.get(f"{table_name}/{task}/{column}"), scale)
                 ms = step_ms(replace(config, precision=precision), where, repeats)
                 units.setdefault(length, ms)
                 row |= {f"{length} ms": round(ms, 3), f"{length}": round(ms / units[length], 2)}
@@ -116,13 +116,13 @@ def loop_overhead(steps: int = 600) -> dict[str, float]:
         recipes.scaled(recipe, "tiny"), steps=steps, eval_every=steps, checkpoint_every=steps
     )
     bare_step, spent = _bare_step(config), list[float]()
-    own = TrainingStep.__call__
+    call = TrainingStep.__call__
 
     def both(self: TrainingStep, step: int, batches: Any) -> None:
         start = time.perf_counter()
         bare_step(step)
         spent.append(time.perf_counter() - start)
-        own(self, step, batches)
+        call(self, step, batches)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(TrainingStep, "__call__", both):
         train(Path(folder) / "run", config, device="cpu", show=False, writer="none")

@@ -25,9 +25,10 @@ def add(commands: Any) -> None:
     text = "the layer against the paper's listing"
     sizes = {"d_model": 64, "d_state": 1024, "batch": 4, "length": 4096, "repeats": 20, "factor": 1}
     layer = case("layer", _bench_layer, text, **sizes)
-    layer.add_argument("--all", action="store_true", help="instead: all of the paper's sizes")
-    text = "instead: a layer of 16 channels and states, where the time is that of Python"
-    layer.add_argument("--tiny", action="store_true", help=text)
+    instead = layer.add_mutually_exclusive_group()
+    instead.add_argument("--all", action="store_true", help="instead: all of the paper's sizes")
+    text = "instead: a layer of 16 channels and states, whose time is that of Python, on the CPU"
+    instead.add_argument("--tiny", action="store_true", help=text)
     text = "the convolution alone, at the paper's sizes"
     case("conv", _bench_conv, text, repeats=10, factor=1)
     text = "a layer of every mixer, from 256 to 2^18 positions"
@@ -74,8 +75,10 @@ def _bench_layer(given: argparse.Namespace) -> int:
 
         return _print_cases(given, bench_cases)
     if given.factor > 1:
-        raise ValueError("--factor is for --all; here --length and --d-state say the sizes")
+        raise ValueError("--factor belongs to --all; else use --length and --d-state")
     if given.tiny:
+        if given.device not in (None, "cpu"):
+            raise ValueError(f"--tiny measures on the CPU, not on {given.device}")
         return _report(given, bench_tiny(repeats=max(given.repeats, TINY_REPEATS)), _show_layer)
     sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
     return _report(given, bench_layer(device=resolve(given.device), **sizes), _show_layer)

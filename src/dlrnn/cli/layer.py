@@ -8,11 +8,21 @@ from dlrnn.cli.shared import command, count, device_option, print_json, print_ta
 
 
 def add(commands: Any) -> None:
-    """Their parsers."""
-    doctor = command(commands, "doctor", _doctor, "what this machine has, proven by running it")
+    """Add the parsers of `dlrnn doctor` and `dlrnn check`."""
+    doctor = command(
+        commands,
+        "doctor",
+        _doctor,
+        "versions, devices and backends of this machine, each op run once",
+    )
     device_option(doctor)
 
-    check = command(commands, "check", _check, "whole = chunks = steps, on your own checkpoint")
+    check = command(
+        commands,
+        "check",
+        _check,
+        "whether a checkpoint gives the same answer whole, in chunks and in steps",
+    )
     check.add_argument(
         "path",
         type=Path,
@@ -21,8 +31,8 @@ def add(commands: Any) -> None:
         help="a .safetensors file or its folder; without it, new layers of every form",
     )
     check.add_argument("--length", type=count, nargs="+", default=[64, 1000, 4096], metavar="L")
-    check.add_argument("--cast", choices=("real", "prod"), help="if the file does not say")
-    check.add_argument("--kernel-length", type=count, help="if the file does not say")
+    check.add_argument("--cast", choices=("real", "prod"), help="for a file without it")
+    check.add_argument("--kernel-length", type=count, help="for a file without it")
 
 
 def _doctor(given: argparse.Namespace) -> int:
