@@ -1,8 +1,8 @@
-"""The CUDA sources of `ops.cuda` on a CPU, compiled by g++ behind emulator.cpp.
+"""Run the CUDA sources of `ops.cuda` on a CPU, compiled by g++ together with emulator.cpp.
 
-It says whether a kernel's numbers, addresses and barriers are right, and nothing about its speed.
-Functions that are written in assembler are left out of the sources: emulator.cpp has them, tensor
-cores by their definition. Every tensor that a kernel is given ends where nobody may read or write.
+This checks a kernel's numbers, addresses and barriers, not its speed. Functions with inline
+assembly are removed from the sources; emulator.cpp implements them. Each tensor argument ends at a
+page that can be neither read nor written.
 """
 
 import ctypes
@@ -11,30 +11,31 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from dlrnn.ops.cuda import convolution, mixing, nvrtc, vandermonde
+from dlrnn.ops.cuda import (
+    channel_vandermonde,
+    convolution,
+    nvrtc,
+    output_stage,
+    vandermonde,
+)
 
 HERE = Path(__file__).with_name("emulator.cpp")
 KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s+)?(\w+)\('
-PROCESSORS = 3
+MULTIPROCESSORS = 3
 
 
 def emulate(monkeypatch, folder: Path) -> None:
-    """From now on the kernels of `ops.cuda` run here, on CPU tensors, as on a small GPU."""
+    """Make the kernels of `ops.cuda` run on CPU tensors, as on a small GPU."""
 
     def load(files, name, defines, shared_bytes, _):
         return Kernel(_compiled(files, defines, folder), name, shared_bytes)
 
     monkeypatch.setattr(nvrtc, "load", load)
-    properties = SimpleNamespace(multi_processor_count=PROCESSORS)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    for module, name in ((mixing, "_kernel"), (vandermonde, "kernel")):
-        monkeypatch.setattr(module, name, cache(getattr(module, name).__wrapped__))
-    for module, name in ((mixing, "_processors"), (convolution, "_multiprocessors")):
-        monkeypatch.setattr(module, name, lambda _: PROCESSORS)
+    for module in (channel_vandermonde, convolution, output_stage, vandermonde):
+        monkeypatch.setattr(module, "multiprocessors", lambda _: MULTIPROCESSORS)
 
 
 @cache
@@ -43,7 +44,7 @@ def _compiled(files, defines, folder: Path) -> ctypes.CDLL:
 
 
 def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
-    """A library with all kernels of a CUDA source."""
+    """A shared library with all kernels of a CUDA source."""
     source = _without_assembler(source)
     source = re.sub(
         r"^( *)extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
@@ -55,7 +56,9 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
         source,
         flags=re.M,
     )
-    for found in reversed(list(re.finditer(KERNEL, source))):  # last first: places stay
+    for found in reversed(
+        list(re.finditer(KERNEL, source))
+    ):  # from the last one on: positions stay valid
         end = _end(source, source.index("{", found.end()))
         source = f"{source[:end]}\nENTRY({found[1]})\n{source[end:]}"
     path = folder / f"{abs(hash((source, defines)))}.cpp"
@@ -68,7 +71,7 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
 
 
 def _without_assembler(source: str) -> str:
-    """Without functions that have some, and without macros that make such functions."""
+    """The source without functions that contain inline assembly and macros that define them."""
     source = re.sub(r"^#define (?:.*\\\n)*.*\bWGMMA(?:.*\\\n)*.*\n", "", source, flags=re.M)
     source = re.sub(r"^FROM_\w+\(.*\)\n", "", source, flags=re.M)
     kept, last = "", 0
@@ -82,7 +85,7 @@ def _without_assembler(source: str) -> str:
 
 
 def _end(source: str, brace: int) -> int:
-    """After the brace that closes this one."""
+    """The index after the brace that closes the one at `brace`."""
     end, depth = brace + 1, 1
     while depth:
         depth += {"{": 1, "}": -1}.get(source[end], 0)
@@ -91,7 +94,7 @@ def _end(source: str, brace: int) -> int:
 
 
 class Kernel(nvrtc.Kernel):
-    """Is called as any other, with CPU tensors."""
+    """An emulated kernel, called with CPU tensors."""
 
     def __init__(self, library: ctypes.CDLL, name: str, shared_bytes: int) -> None:
         self._run, self._name, self._shared_bytes = library[f"run_{name}"], name, shared_bytes
@@ -119,7 +122,7 @@ class Kernel(nvrtc.Kernel):
 
 
 class _Guarded:
-    """A copy of a tensor's memory that ends at a page nobody may touch."""
+    """A copy of a tensor's memory that ends at a protected page."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._at, self._bytes, page = storage.data_ptr(), storage.nbytes(), mmap.PAGESIZE

@@ -1,7 +1,7 @@
 """The CUDA kernels of convolutions and Vandermonde products on a CPU: numbers, bounds, barriers.
 
-Those of the ends are in test_mixing.py. Every kernel runs in small, on three multiprocessors, so
-that blocks have several tiles and stages are used again.
+test_mixing.py has those of the output stage. The sizes are small and the GPU has three
+multiprocessors, so that blocks have several tiles and stages are reused.
 """
 
 import sys
@@ -25,10 +25,10 @@ def inputs(batch, length, channels, right, left):
 @pytest.mark.parametrize(
     ("kernels", "size"),
     [
-        (convolution, (5, 300, 5, 300, 120)),  # one ring
+        (convolution, (5, 300, 5, 300, 120)),  # one residue
         (convolution, (3, 4095, 2, 4095, 7)),
         (convolution, (2, 8191, 2, 8191, 1)),  # two
-        (convolution, (3, 9000, 1, 20, 9000)),  # three; all of right in one part of a ring
+        (convolution, (3, 9000, 1, 20, 9000)),  # three; the right kernel fits in one segment
         (convolution, (2, 16384, 1, 16384, 0)),  # four
         (convolution, (1, 16384, 1, 9000, 13000)),
         (long_convolution, (1, 20000, 3, 20000, 100)),
@@ -45,8 +45,8 @@ def test_16_bit_inputs(dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
 
 
-def test_through_rows(monkeypatch):
-    """`ops.convolution` as it is on a GPU, to the second derivatives; rows may be kept strided."""
+def test_convolution_in_channel_major_layout(monkeypatch):
+    """`ops.convolution` as on a GPU, to second derivatives; saved rows may have other strides."""
     module = sys.modules["dlrnn.ops.convolution"]
     u, dy, right, left = inputs(2, 301, 3, 301, 20)
     arguments = [x.requires_grad_() for x in (u, right, left)]
@@ -96,7 +96,7 @@ def test_channel_vandermonde(size):
 
 
 def modes(*shape):
-    """Of moduli from 0.7 to 1."""
+    """log lambda of random modes inside the unit circle."""
     real = -torch.rand(shape, dtype=torch.float64) * torch.linspace(0, 0.7, shape[-1])
     return torch.stack((real, 6 * torch.rand(shape, dtype=torch.float64)), -1)
 
@@ -130,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(64) does_not_meet(const float* x, f
 }
 extern "C" __global__ void __launch_bounds__(64) does_not_wait(const float* x, float* y) {
   extern __shared__ __align__(16) float memory[];
-  Barrier* barrier = (Barrier*)(memory + 16);
-  if (threadIdx.x == 0) barrier_start(barrier, 1), barrier_expect(barrier, 64);
+  Mbarrier* barrier = (Mbarrier*)(memory + 16);
+  if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_expect_bytes(barrier, 64);
   if (threadIdx.x == 0) copy_to_shared(memory, x, 64, barrier);
   __syncthreads();
   y[threadIdx.x] = memory[threadIdx.x % 16];
@@ -148,13 +148,13 @@ extern "C" __global__ void __launch_bounds__(64) does_not_wait(const float* x, f
         ("does_not_meet", "wait for each other"),
     ],
 )
-def test_a_broken_kernel_is_seen(name, message, emulated):
+def test_emulator_detects_a_broken_kernel(name, message, emulated):
     kernel = Kernel(compiled(BROKEN, (), emulated), name, 128)
     with pytest.raises(AssertionError, match=message):
         kernel(1, 64, torch.randn(64), torch.randn(64))
 
 
-def test_who_does_not_wait_for_a_copy_does_not_have_it(emulated):
+def test_emulator_delays_copies_that_are_not_awaited(emulated):
     y = torch.zeros(64)
     Kernel(compiled(BROKEN, (), emulated), "does_not_wait", 128)(1, 64, torch.ones(64), y)
     assert y.isnan().all()

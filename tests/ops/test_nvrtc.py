@@ -1,10 +1,9 @@
-"""Every CUDA kernel compiles for a Hopper GPU with the compiler that users have: no GPU needed.
+"""Every CUDA kernel compiles for a Hopper GPU with NVRTC, the compiler that users have.
 
-nvcc takes more than NVRTC does, and what only a GPU would tell is told too late.
+That needs no GPU. nvcc accepts more than NVRTC does.
 """
 
 import ctypes
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from dlrnn.ops.cuda import (
     channel_vandermonde,
     convolution,
     long_convolution,
-    mixing,
     nvrtc,
+    output_stage,
     vandermonde,
 )
 
@@ -34,11 +33,11 @@ def convolve_long(length, right, left, dtype=torch.float32):
 
 
 def mix(channels, columns, activation, in_rows):
-    """The ends, forward and backward."""
+    """The output stage, forward and backward."""
     shape = (1, channels, 128) if in_rows else (1, 128, channels)
     y, weight, bias = torch.zeros(shape), torch.zeros(columns, channels), torch.zeros(columns)
-    out = mixing.forward(y, 128, weight, bias, activation, in_rows=in_rows)
-    mixing.backward(out, y, weight, activation, in_rows=in_rows)
+    out = output_stage.forward(y, 128, weight, bias, activation, in_rows=in_rows)
+    output_stage.backward(out, y, weight, activation, in_rows=in_rows)
 
 
 def multiply(length):
@@ -56,9 +55,9 @@ def multiply_channels(length):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Where kernels would be loaded they are compiled, and a launch does nothing."""
+    """Kernels are compiled instead of loaded, and a launch does nothing."""
     try:
-        nvrtc._nvrtc()
+        nvrtc.library()
     except OSError as error:
         pytest.skip(f"{error}; pip install nvidia-cuda-nvrtc")
     found = {}
@@ -68,14 +67,12 @@ def compiled(monkeypatch):
             source = "\n".join((nvrtc.SOURCES / file).read_text() for file in files)
             options = ["--gpu-architecture=sm_90a", "--std=c++17"]
             options += [f"-D{key}={value}" for key, value in defines]
-            found[files, defines] = nvrtc._compile(source, options)
+            found[files, defines] = nvrtc.compile_source(source, options)
         assert name.encode() in found[files, defines]
         return nvrtc.Kernel(ctypes.c_void_p(), shared_bytes, 0)
 
     monkeypatch.setattr(nvrtc, "load", load)
     monkeypatch.setattr(nvrtc.Kernel, "__call__", lambda *_: None)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     return found
 
 
@@ -100,26 +97,25 @@ def compiled(monkeypatch):
         (multiply_channels, (4096,)),
     ],
 )
-def test_it_compiles(compiled, run, arguments):
+def test_kernels_compile(compiled, run, arguments):
     run(*arguments)
     assert compiled
 
 
-def test_it_compiles_for_tf32(compiled):
-    vandermonde.kernel.cache_clear()
+def test_kernels_compile_for_tf32(compiled):
     with tf32():
         multiply(4096)
         multiply_channels(4096)
     assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
 
 
-def test_a_cache_that_cannot_be_written(compiled, monkeypatch, tmp_path):
+def test_unwritable_cache_is_ignored(compiled, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file" / "folder"))
     defines = ("STORAGE_BITS", 32), ("STORAGE_IS_BF16", 0), ("THREADS", 256)
-    assert b"to_rows" in nvrtc._binary(("device.cuh", "layout.cu"), defines, "sm_90a")
+    assert b"to_channel_major" in nvrtc.cubin(("device.cuh", "transpose.cu"), defines, "sm_90a")
 
 
-def test_what_does_not_compile_is_told(compiled):
+def test_compiler_errors_are_reported(compiled):
     with pytest.raises(RuntimeError, match="could not compile a kernel of dlrnn"):
-        nvrtc._compile("int main(", ["--gpu-architecture=sm_90a"])
+        nvrtc.compile_source("int main(", ["--gpu-architecture=sm_90a"])

@@ -1,7 +1,7 @@
-"""Triton launches on the current device, which need not be the one of the tensors."""
+"""What kernels need to know about the device of a tensor."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -11,7 +11,10 @@ Result = TypeVar("Result")
 
 
 def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run where the first tensor of the first argument is; in the interpreter that is the CPU."""
+    """Make the device of the first tensor of the first argument current: Triton launches there.
+
+    On a CPU, where Triton's interpreter runs, nothing changes.
+    """
 
     @wraps(function)
     def there(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -24,3 +27,12 @@ def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, 
             return function(*arguments, **options)
 
     return there
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU, 1 for a CPU (Triton's interpreter)."""
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

@@ -5,7 +5,7 @@
 That composition is the meaning, and what runs wherever our own kernels do not take the tensors: on
 other devices, in other precisions, for other activations and widths. Fused, sequences of up to
 16384 positions stay in rows [B, H, L] (ops/cuda/convolution.py), the linear map reads and writes
-them in passing (ops/cuda/mixing.py), and the activation's value is never stored.
+them in passing (ops/cuda/output_stage.py), and the activation's value is never stored.
 
 Two ops, so that autograd lets go of the convolution's result before the convolution's backward,
 where the memory is needed: `convolve`, into rows if it can, and the ends behind it.
@@ -29,7 +29,7 @@ from dlrnn.ops.convolution import (
     empty_left,
     wants_rows,
 )
-from dlrnn.ops.cuda import mixing as ends
+from dlrnn.ops.cuda import output_stage as ends
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
 FUSED_CHANNELS = range(16, 257, 16)

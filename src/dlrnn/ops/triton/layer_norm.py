@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn.common.device import on_its_device
+from dlrnn.common.device import multiprocessors, on_its_device
 from dlrnn.ops import tuning
-from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
+from dlrnn.ops.triton.partial_sums import sum_rows
 
 LARGEST = 1024  # channels
 FORWARD = (2048, 4), (1024, 2), (4096, 8)  # numbers of a tile, and warps

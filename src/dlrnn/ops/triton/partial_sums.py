@@ -4,22 +4,11 @@ A program adds what it meets and leaves a row of partial sums; `sum_rows` adds t
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-from functools import cache
 from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 in the interpreter."""
-    if device.type != "cuda":
-        return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 def sum_rows(partial: Tensor) -> Tensor:

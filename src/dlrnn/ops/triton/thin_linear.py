@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn.common.device import on_its_device
+from dlrnn.common.device import multiprocessors, on_its_device
 from dlrnn.ops import tuning
-from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
+from dlrnn.ops.triton.partial_sums import sum_rows
 
 THIN = 16  # numbers at most
 CHANNELS = range(32, 513)

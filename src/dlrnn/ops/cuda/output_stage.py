@@ -1,11 +1,14 @@
-"""Activation and linear map of the channels behind a convolution, with backward, on tensor cores.
+"""The output stage after a convolution, activation and linear map of the channels, with backward.
 
     out = act(y) weight^T + bias ,   dy = (dout weight) act'(y) ,
     d_weight = dout^T act(y) ,       d_bias = sum dout .
 
-One kernel each way (mixing_forward.cu and mixing_backward.cu say how), of 128 channels and columns
-at most: wider matrices are done in parts, which add to each other. y is read once a part, act(y) is
-never stored, and nothing is added atomically. An infinity makes its position NaN.
+One kernel each way on tensor cores (output_stage_forward.cu, output_stage_backward.cu) handles at
+most 128 channels and columns; wider matrices are split into parts, whose results are added. Each
+part reads y once. act(y) is never stored, and no result is added atomically. An infinity makes all
+results of its position NaN.
+
+y is in channel-major rows [B, H, stride] (`in_rows`) or [B, L, H].
 """
 
 from functools import cache, partial
@@ -14,39 +17,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dlrnn.common.device import multiprocessors
 from dlrnn.ops import tuning
 from dlrnn.ops.cuda import nvrtc
+from dlrnn.ops.cuda.nvrtc import ceil_div
 
 WIDTH = 128  # channels and columns of a part
 SHARED_BYTES = 232448  # of a multiprocessor, for one block
 MOST_STAGES = 8
-HEADERS = "device.cuh", "tensor_cores.cuh", "products.cuh", "mixing.cuh"
+HEADERS = "device.cuh", "wgmma.cuh", "output_stage.cuh"
 
 
 def supports(y: Tensor) -> bool:
-    """fp32 on a Hopper GPU; channels and columns are multiples of 16."""
-    return (
-        y.is_cuda
-        and y.dtype == torch.float32
-        and y.numel() > 0
-        and torch.cuda.get_device_capability(y.device) == (9, 0)
-        and nvrtc.available()
-    )
+    """fp32 on a Hopper GPU. Channels and columns must be multiples of 16."""
+    return y.dtype == torch.float32 and nvrtc.runs_on(y)
 
 
 def forward(
     y: Tensor, length: int, weight: Tensor, bias: Tensor, activation: str, *, in_rows: bool
 ) -> Tensor:
-    """From y, [B, H, .] in rows or [B, L, H], to out [B, L, columns]."""
+    """The output [B, L, columns]."""
     (columns, channels), bias = weight.shape, bias.contiguous()
     y, weight = nvrtc.aligned(y), nvrtc.aligned(weight)
     out = y.new_empty(y.shape[0], length, columns)
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
         to = torch.empty_like(out) if is_trial else out
-        tiles = y.shape[0] * -(-length // plan.positions)
-        _kernel("forward", "mixing_forward.cu", part, plan, y.device)(
-            *(min(tiles, _processors(y.device)), 128 * (plan.groups + 1)),
+        tiles = y.shape[0] * ceil_div(length, plan.positions)
+        _kernel("forward", "output_stage_forward.cu", part, plan, y.device)(
+            *(min(tiles, multiprocessors(y.device)), 128 * (plan.groups + 1)),
             *(_of(y, h, in_rows), weight[o.start :, h.start :], bias[o.start :]),
             *(to[..., o.start :], length, tiles, y.shape[2]),
         )
@@ -54,7 +53,7 @@ def forward(
     for o in _parts(columns):
         for h in _parts(channels):
             widths = len(h), len(o), channels, columns
-            part = Part(*widths, in_rows, activation == "gelu", adds=h.start > 0)
+            part = Part(*widths, in_rows, activation == "gelu", accumulate=h.start > 0)
             sizes, plans = part.sizes(y.shape[0] * length), forward_plans(part)
             trial = partial(launch, part, o, h, True)
             launch(part, o, h, False, tuning.choose("mixing.forward", sizes, plans, trial, y))
@@ -64,30 +63,30 @@ def forward(
 def backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, *, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dy, laid out as y; d_weight; d_bias."""
+    """The gradients dy (in the layout of y), d_weight and d_bias."""
     (columns, channels), length, device = weight.shape, dout.shape[1], y.device
     dout, y, weight = nvrtc.aligned(dout), nvrtc.aligned(y), nvrtc.aligned(weight)
     dy, d_weight, d_bias = torch.empty_like(y), torch.empty_like(weight), weight.new_empty(columns)
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
         to = torch.empty_like(dy) if is_trial else dy
-        tiles = y.shape[0] * -(-length // plan.positions)
-        blocks, entries = min(tiles, _processors(device)), len(o) * (len(h) + 1)
-        sums = y.new_empty(blocks * part.teams, entries)
-        _kernel("backward", "mixing_backward.cu", part, plan, device)(
+        tiles = y.shape[0] * ceil_div(length, plan.positions)
+        blocks, entries = min(tiles, multiprocessors(device)), len(o) * (len(h) + 1)
+        sums = y.new_empty(blocks * part.tiles_at_a_time, entries)
+        _kernel("backward", "output_stage_backward.cu", part, plan, device)(
             *(blocks, 384, dout[..., o.start :], _of(y, h, in_rows)),
             *(weight[o.start :, h.start :], _of(to, h, in_rows), sums),
             *(length, tiles, y.shape[2]),
         )
-        _kernel("add_up", "mixing_backward.cu", part, plan, device)(
-            *(-(-entries // 128), 256, sums, d_weight[o.start :, h.start :]),
+        _kernel("sum_partials", "output_stage_backward.cu", part, plan, device)(
+            *(ceil_div(entries, 128), 256, sums, d_weight[o.start :, h.start :]),
             *(d_bias[o.start :], sums.shape[0]),
         )
 
     for o in _parts(columns):
         for h in _parts(channels):
             widths = len(h), len(o), channels, columns
-            part = Part(*widths, in_rows, activation == "gelu", adds=o.start > 0)
+            part = Part(*widths, in_rows, activation == "gelu", accumulate=o.start > 0)
             sizes, plans = part.sizes(y.shape[0] * length), backward_plans(part)
             trial = partial(launch, part, o, h, True)
             launch(part, o, h, False, tuning.choose("mixing.backward", sizes, plans, trial, y))
@@ -95,7 +94,7 @@ def backward(
 
 
 class Part(NamedTuple):
-    """What a kernel is compiled for."""
+    """Sizes and options for which a kernel is compiled."""
 
     channels: int
     columns: int
@@ -103,24 +102,24 @@ class Part(NamedTuple):
     all_columns: int
     in_rows: bool
     gelu: bool
-    adds: bool
+    accumulate: bool
 
     @property
-    def teams(self) -> int:
-        """Tiles that a block works at, at a time, in backward."""
+    def tiles_at_a_time(self) -> int:
+        """Tiles that a block of the backward kernel processes at a time."""
         return 1 if self.channels > WIDTH // 2 else 2
 
     def sizes(self, positions: int) -> tuple[int, int, int, int]:
-        """What plans are chosen by."""
+        """The sizes on which the choice of a plan depends."""
         return self.channels, self.columns, self.in_rows, tuning.size_class(positions)
 
     def stage(self, positions: int) -> int:
-        """Bytes of a tile of y."""
+        """Bytes of a stage, which holds a tile of y."""
         return 4 * self.channels * (positions + 8 * self.in_rows)
 
 
 class Plan(NamedTuple):
-    """Positions of a tile; groups of four warps that multiply; stages of y and of dout."""
+    """Positions of a tile; consumer groups of four warps; stages of y and of dout."""
 
     positions: int
     groups: int
@@ -131,7 +130,7 @@ class Plan(NamedTuple):
 
 @cache
 def forward_plans(part: Part) -> tuple[Plan, ...]:
-    """The default first. Narrow ones have a choice: they have registers for more groups."""
+    """The candidates, the default first. Narrow kernels have registers for more consumer groups."""
     is_wide = max(part.channels, part.columns) > WIDTH // 2
     used = 4 * part.channels * part.columns + 4 * part.columns + 128
     pairs = [(64, 2)] if is_wide else [(64, 4), (64, 2), (128, 4)]
@@ -141,29 +140,30 @@ def forward_plans(part: Part) -> tuple[Plan, ...]:
 
 @cache
 def backward_plans(part: Part) -> tuple[Plan, ...]:
-    """The default first: a team has a stage of dout that it uses and one ahead.
+    """The candidates, the default first: each tile in work has a stage of dout and prefetches one.
 
-    Two teams may have two ahead; up to 32 channels there are registers for longer tiles.
+    Two tiles at a time may prefetch two; up to 32 channels there are registers for longer tiles.
     """
-    pairs = [(64, 2)] if part.teams == 1 else [(64, 2), (64, 3)]
+    pairs = [(64, 2)] if part.tiles_at_a_time == 1 else [(64, 2), (64, 3)]
     if part.channels <= WIDTH // 4:
         pairs.insert(0 if part.columns <= WIDTH // 4 else 2, (128, 2))
     plans = []
     for positions, each in pairs:
-        used = 256 * part.columns * (2 // part.teams) + 16 * part.columns + 128
-        used += each * part.teams * (4 * positions * (part.columns + 1) + 16)
-        plans.append(Plan(positions, 2, 0, each * part.teams, used))
-    return _filled(plans, part, [part.teams] * len(plans))
+        used = 256 * part.columns * (2 // part.tiles_at_a_time) + 16 * part.columns + 128
+        used += each * part.tiles_at_a_time * (4 * positions * (part.columns + 1) + 16)
+        plans.append(Plan(positions, 2, 0, each * part.tiles_at_a_time, used))
+    return _filled(plans, part, [part.tiles_at_a_time] * len(plans))
 
 
-def _filled(plans: list[Plan], part: Part, teams: list[int]) -> tuple[Plan, ...]:
-    """With as many stages of y as fit beside what is used; 16 bytes of barriers each.
+def _filled(plans: list[Plan], part: Part, tiles: list[int]) -> tuple[Plan, ...]:
+    """The plans with as many stages of y as fit in shared memory, with 16 bytes of mbarriers each.
 
-    A stage always serves the same team, which so cannot be a round ahead of its barrier. Plans
-    that have no place for a stage in use and one ahead are left out.
+    The number of stages is a multiple of the `tiles` in work at a time: then a stage always serves
+    the same consumers, which cannot be one phase ahead of its mbarriers. Plans with room for fewer
+    than two stages are left out.
     """
     filled = []
-    for plan, count in zip(plans, teams, strict=True):
+    for plan, count in zip(plans, tiles, strict=True):
         stage = part.stage(plan.positions) + 16
         stages = min((SHARED_BYTES - plan.bytes) // stage, MOST_STAGES) // count * count
         if stages >= 2:
@@ -180,32 +180,25 @@ def _of(y: Tensor, channels: range, in_rows: bool) -> Tensor:
 
 
 @cache
-def _processors(device: torch.device) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+def _defines(part: Part, plan: Plan) -> nvrtc.Defines:
+    """The constants of the sources."""
+    return (
+        ("STORAGE_BITS", 32),
+        ("CHANNELS", part.channels),
+        ("COLUMNS", part.columns),
+        ("ALL_CHANNELS", part.all_channels),
+        ("ALL_COLUMNS", part.all_columns),
+        ("CHANNEL_MAJOR", int(part.in_rows)),
+        ("GELU", int(part.gelu)),
+        ("ACCUMULATE", int(part.accumulate)),
+        ("POSITIONS", plan.positions),
+        ("GROUPS", plan.groups),
+        ("STAGES", plan.stages),
+        ("GRADIENTS", plan.gradients),
+        ("SHARED_BYTES", plan.bytes),
+    )
 
 
-def defines(part: Part, plan: Plan) -> dict[str, int]:
-    """What the sources want to know at compile time."""
-    return {
-        "STORAGE_BITS": 32,
-        "CHANNELS": part.channels,
-        "COLUMNS": part.columns,
-        "ALL_CHANNELS": part.all_channels,
-        "ALL_COLUMNS": part.all_columns,
-        "IN_ROWS": int(part.in_rows),
-        "GELU": int(part.gelu),
-        "ADDS": int(part.adds),
-        "POSITIONS": plan.positions,
-        "GROUPS": plan.groups,
-        "STAGES": plan.stages,
-        "GRADIENTS": plan.gradients,
-        "SHARED_BYTES": plan.bytes,
-    }
-
-
-@cache
 def _kernel(name: str, file: str, part: Part, plan: Plan, device: torch.device) -> nvrtc.Kernel:
-    known = tuple(defines(part, plan).items())
-    shared = 0 if name == "add_up" else plan.bytes
-    return nvrtc.load((*HEADERS, file), name, known, shared, device.index)
+    shared = 0 if name == "sum_partials" else plan.bytes
+    return nvrtc.load((*HEADERS, file), name, _defines(part, plan), shared, device.index)
