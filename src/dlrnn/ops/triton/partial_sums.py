@@ -1,6 +1,6 @@
-"""Sums over all positions, in two steps that always add in the same order.
+"""Sums over all positions in two steps, which always add in the same order.
 
-A program adds what it meets and leaves a row of partial sums; `sum_rows` adds the rows.
+Each program of a kernel writes a row of partial sums; `sum_rows` adds the rows.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def sum_rows(partial: Tensor) -> Tensor:
-    """[programs, columns] -> [columns]."""
+    """The sum over programs: [programs, columns] -> [columns]."""
     rows, columns = partial.shape
     total = partial.new_empty(columns)
     _sum_rows[(triton.cdiv(columns, 16),)](partial, total, rows, columns, 256, 16, num_warps=8)
