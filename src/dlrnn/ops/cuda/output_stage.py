@@ -11,6 +11,7 @@ results of its position NaN.
 y is in channel-major rows [B, H, stride] (`in_rows`) or [B, L, H].
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -37,9 +38,8 @@ def forward(
     y: Tensor, length: int, weight: Tensor, bias: Tensor, activation: str, *, in_rows: bool
 ) -> Tensor:
     """The output [B, L, columns]."""
-    (columns, channels), bias = weight.shape, bias.contiguous()
-    y, weight = nvrtc.aligned(y), nvrtc.aligned(weight)
-    out = y.new_empty(y.shape[0], length, columns)
+    y, weight, bias = nvrtc.aligned(y), nvrtc.aligned(weight), bias.contiguous()
+    out = y.new_empty(y.shape[0], length, weight.shape[0])
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
         to = torch.empty_like(out) if is_trial else out
@@ -50,13 +50,7 @@ def forward(
             *(to[..., o.start :], length, tiles, y.shape[2]),
         )
 
-    for o in _parts(columns):
-        for h in _parts(channels):
-            widths = len(h), len(o), channels, columns
-            part = Part(*widths, in_rows, activation == "gelu", accumulate=h.start > 0)
-            sizes, plans = part.sizes(y.shape[0] * length), forward_plans(part)
-            trial = partial(launch, part, o, h, True)
-            launch(part, o, h, False, tuning.choose("mixing.forward", sizes, plans, trial, y))
+    _run_parts("forward", launch, y, length, weight, activation, in_rows)
     return out
 
 
@@ -64,9 +58,10 @@ def backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, *, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients dy (in the layout of y), d_weight and d_bias."""
-    (columns, channels), length, device = weight.shape, dout.shape[1], y.device
+    length, device = dout.shape[1], y.device
     dout, y, weight = nvrtc.aligned(dout), nvrtc.aligned(y), nvrtc.aligned(weight)
-    dy, d_weight, d_bias = torch.empty_like(y), torch.empty_like(weight), weight.new_empty(columns)
+    dy, d_weight = torch.empty_like(y), torch.empty_like(weight)
+    d_bias = weight.new_empty(weight.shape[0])
 
     def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
         to = torch.empty_like(dy) if is_trial else dy
@@ -83,14 +78,30 @@ def backward(
             *(d_bias[o.start :], sums.shape[0]),
         )
 
-    for o in _parts(columns):
-        for h in _parts(channels):
-            widths = len(h), len(o), channels, columns
-            part = Part(*widths, in_rows, activation == "gelu", accumulate=o.start > 0)
-            sizes, plans = part.sizes(y.shape[0] * length), backward_plans(part)
-            trial = partial(launch, part, o, h, True)
-            launch(part, o, h, False, tuning.choose("mixing.backward", sizes, plans, trial, y))
+    _run_parts("backward", launch, y, length, weight, activation, in_rows)
     return dy, d_weight, d_bias
+
+
+def _run_parts(  # noqa: PLR0917
+    name: str,
+    launch: "Launch",
+    y: Tensor,
+    length: int,
+    weight: Tensor,
+    activation: str,
+    in_rows: bool,
+) -> None:
+    """Launch each part with its tuned plan; trials of plans write to other memory."""
+    (columns, channels), is_forward = weight.shape, name == "forward"
+    for o in _ranges(columns):
+        for h in _ranges(channels):
+            accumulate = h.start > 0 if is_forward else o.start > 0
+            widths = len(h), len(o), channels, columns
+            part = Part(*widths, in_rows, activation == "gelu", accumulate)
+            plans = forward_plans(part) if is_forward else backward_plans(part)
+            sizes, trial = part.sizes(y.shape[0] * length), partial(launch, part, o, h, True)
+            plan = tuning.choose(f"mixing.{name}", sizes, plans, trial, y)
+            launch(part, o, h, False, plan)
 
 
 class Part(NamedTuple):
@@ -126,6 +137,9 @@ class Plan(NamedTuple):
     stages: int
     gradients: int
     bytes: int
+
+
+Launch = Callable[[Part, range, range, bool, Plan], None]
 
 
 @cache
@@ -171,7 +185,7 @@ def _filled(plans: list[Plan], part: Part, tiles: list[int]) -> tuple[Plan, ...]
     return tuple(filled)
 
 
-def _parts(width: int) -> list[range]:
+def _ranges(width: int) -> list[range]:
     return [range(first, min(first + WIDTH, width)) for first in range(0, width, WIDTH)]
 
 

@@ -9,7 +9,7 @@ runs on tensor cores with each number as two of 11 bits (tf32x3, as exact as fp3
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -38,43 +38,42 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 @on_its_device
 def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """`thin matrix + bias`: [P, T] to [P, H] with a matrix [T, H]."""
-    thin, (count, channels), rows = thin.contiguous(), matrix.shape, thin.shape[0]
-    width = triton.next_power_of_2(channels)
-
-    def run(plan: tuple[int, int]) -> Tensor:
-        tile, warps = plan
-        height, out = max(1, tile // width), thin.new_empty(rows, channels)
-        _spread[(triton.cdiv(rows, height),)](
-            *(thin, matrix, out if bias is None else bias.contiguous(), out, rows),
-            *matrix.stride(),
-            *(count, channels, bias is not None, height, width),
-            num_warps=warps,
-        )
-        return out
-
-    sizes = _sizes(rows, count, width)
-    return run(tuning.choose("thin_linear.spread", sizes, SPREAD, run, thin))
+    return _map(_spread, "thin_linear.spread", SPREAD, thin, matrix, bias, matrix.shape[1])
 
 
 @on_its_device
 def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """`wide matrix^T + bias`: [P, H] to [P, T] with a matrix [T, H]."""
-    wide, (count, channels), rows = wide.contiguous(), matrix.shape, wide.shape[0]
-    depth, width = triton.next_power_of_2(count), triton.next_power_of_2(channels)
+    count, depth = matrix.shape[0], triton.next_power_of_2(matrix.shape[0])
+    return _map(_gather, "thin_linear.gather", GATHER, wide, matrix, bias, count, depth)
+
+
+def _map(  # noqa: PLR0917
+    kernel: Any,
+    name: str,
+    plans: tuple[tuple[int, int], ...],
+    x: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    columns: int,
+    *depth: int,
+) -> Tensor:
+    """Launch a kernel from x to [P, columns] with its tuned plan."""
+    x, (count, channels), rows = x.contiguous(), matrix.shape, x.shape[0]
+    width = triton.next_power_of_2(channels)
 
     def run(plan: tuple[int, int]) -> Tensor:
         tile, warps = plan
-        height, out = max(1, tile // width), wide.new_empty(rows, count)
-        _gather[(triton.cdiv(rows, height),)](
-            *(wide, matrix, out if bias is None else bias.contiguous(), out, rows),
+        height, out = max(1, tile // width), x.new_empty(rows, columns)
+        kernel[(triton.cdiv(rows, height),)](
+            *(x, matrix, out if bias is None else bias.contiguous(), out, rows),
             *matrix.stride(),
-            *(count, channels, bias is not None, depth, height, width),
+            *(count, channels, bias is not None, *depth, height, width),
             num_warps=warps,
         )
         return out
 
-    sizes = _sizes(rows, count, width)
-    return run(tuning.choose("thin_linear.gather", sizes, GATHER, run, wide))
+    return run(tuning.choose(name, _sizes(rows, count, width), plans, run, x))
 
 
 @on_its_device
