@@ -89,10 +89,10 @@ static void __threadfence() {}
 static void __threadfence_block() {}
 static unsigned atomicAdd(unsigned* at, unsigned more) { return (*at += more) - more; }
 template <class T> T from_lane(T x, int lane) {
-  static T told[1024];
-  told[threadIdx.x] = x;
+  static T values[1024];
+  values[threadIdx.x] = x;
   __syncwarp();
-  T y = told[threadIdx.x / 32 * 32 + lane];
+  T y = values[threadIdx.x / 32 * 32 + lane];
   __syncwarp();
   return y;
 }
@@ -287,12 +287,12 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
                           long long* values) {
   body = kernel, arguments = values, blockDim.x = threads;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<char> stacks((long)threads * STACK), aside(1 << 16);
-  stack_t own = {}, others;
-  own.ss_sp = aside.data(), own.ss_size = aside.size();
+  std::vector<char> stacks((long)threads * STACK), signal_stack(1 << 16);
+  stack_t alternate = {}, previous;
+  alternate.ss_sp = signal_stack.data(), alternate.ss_size = signal_stack.size();
   struct sigaction action = {}, before;
   action.sa_handler = out_of_bounds, action.sa_flags = SA_ONSTACK;
-  sigaltstack(&own, &others), sigaction(SIGSEGV, &action, &before);
+  sigaltstack(&alternate, &previous), sigaction(SIGSEGV, &action, &before);
   wrong = nullptr;
   if (!sigsetjmp(escape, 1))
     for (int i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
@@ -302,7 +302,7 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
       run_block(threads, stacks);
     }
   guarded(0, false);
-  sigaction(SIGSEGV, &before, nullptr), sigaltstack(&others, nullptr);
+  sigaction(SIGSEGV, &before, nullptr), sigaltstack(&previous, nullptr);
   return wrong;
 }
 }  // namespace emulator

@@ -74,14 +74,14 @@ def _without_assembler(source: str) -> str:
     """The source without functions that contain inline assembly and macros that define them."""
     source = re.sub(r"^#define (?:.*\\\n)*.*\bWGMMA(?:.*\\\n)*.*\n", "", source, flags=re.M)
     source = re.sub(r"^FROM_\w+\(.*\)\n", "", source, flags=re.M)
-    kept, last = "", 0
+    result, last = "", 0
     for found in re.finditer(r"^(?:template <.*>\n)?__device__ inline [^;{}]*\{", source, re.M):
         if found.start() < last:
             continue
         end = _end(source, found.end() - 1)
         if re.search(r"\basm\b", source[found.start() : end]):
-            kept, last = kept + source[last : found.start()], end
-    return kept + source[last:]
+            result, last = result + source[last : found.start()], end
+    return result + source[last:]
 
 
 def _end(source: str, brace: int) -> int:

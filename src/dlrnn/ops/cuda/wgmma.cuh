@@ -42,8 +42,8 @@ __device__ inline unsigned long long b_descriptor(const void* piece, int next_ha
 // D = A B + (keep ? D : 0), A in registers. TRANSPOSED: B is stored row by row instead of column by column.
 #define FROM_REGISTERS(COUNT, WIDTH, NUMBERS, D, A, B, KEEP, FLAG)                            \
   template <int TRANSPOSED>                                                                   \
-  __device__ inline void wgmma(float (&d)[COUNT], const unsigned (&a)[4],                \
-                                    unsigned long long b, int keep) {                         \
+  __device__ inline void wgmma(float (&d)[COUNT], const unsigned (&a)[4],                     \
+                               unsigned long long b, int keep) {                              \
     asm volatile(WGMMA(WIDTH, NUMBERS, KEEP) "{" A "}, " B ", p, 1, 1, " FLAG ";\n\t}"        \
                  : D                                                                          \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep),             \
@@ -59,16 +59,16 @@ FROM_REGISTERS(64, "128", NUMBERS64, D64(d), "%64,%65,%66,%67", "%68", "%69", "%
 
 // D = A B + (keep ? D : 0), both in shared memory: A is stored row by row, B column by column.
 #define FROM_MEMORY(COUNT, WIDTH, NUMBERS, D, A, B, KEEP)                                     \
-  __device__ inline void wgmma(float (&d)[COUNT], unsigned long long a,                  \
-                                    unsigned long long b, int keep) {                         \
+  __device__ inline void wgmma(float (&d)[COUNT], unsigned long long a,                       \
+                               unsigned long long b, int keep) {                              \
     asm volatile(WGMMA(WIDTH, NUMBERS, KEEP) A ", " B ", p, 1, 1, 0, 0;\n\t}"                 \
                  : D : "l"(a), "l"(b), "r"(keep));                                            \
   }
 FROM_MEMORY(32, "64", NUMBERS32, D32(d), "%32", "%33", "%34")
 FROM_MEMORY(64, "128", NUMBERS64, D64(d), "%64", "%65", "%66")
 
-// Before the first instruction: the registers are written. Then: the instructions issued so far form a group;
-// wait until at most PENDING groups are unfinished.
+// wgmma_fence: required before the first instruction, orders earlier writes of the registers. wgmma_commit: the
+// instructions issued so far form a group. wgmma_wait: waits until at most PENDING groups are unfinished.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
