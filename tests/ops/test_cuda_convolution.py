@@ -48,7 +48,7 @@ ROWS = [(2**k, 2**k) for k in range(negacyclic_fft.SHORTEST, convolution.LONGEST
 
 
 @pytest.mark.parametrize("rows", [*ROWS, (8192, 16384), (12288, 16384)])
-def test_rows_fit(rows):
+def test_plans_fit_on_a_multiprocessor(rows):
     plan = negacyclic_fft.RowPlan(*rows)
     assert plan.residue_size * plan.residues == plan.size
     assert plan.teams * plan.team_size % 32 == 0
@@ -63,7 +63,7 @@ def test_rows_fit(rows):
         assert relative_error(pairs.norm(dim=1), torch.ones(len(pairs))) < 1e-6
 
 
-def test_smallest_number_of_residues():
+def test_the_plan_has_as_few_residues_as_needed():
     kernel = torch.empty(1, 16384)
     sizes = [(4096, 4096), (8192, 1), (16384, 16384), (16384, 8193), (16384, 1), (9000, 7385)]
     plans = [negacyclic_fft.plan_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
@@ -75,7 +75,7 @@ def test_smallest_number_of_residues():
 @pytest.mark.parametrize(
     ("residues", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)]
 )
-def test_negacyclic_fft_by_residues(residues, L, K):
+def test_negacyclic_ffts_give_the_convolution(residues, L, K):
     """The mathematics of negacyclic_fft.cuh and convolution.cu in float64, also with L > N."""
     M = 16
     u, right, left = (torch.randn(n, dtype=torch.float64) for n in (L, K, K))
@@ -115,8 +115,8 @@ def e(x):
     return torch.exp(-2j * math.pi * x)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_fused_backend_without_a_gpu_is_an_error():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it can be asked for")
+def test_asked_for_without_a_gpu():
     with (
         pytest.raises(ValueError, match="'fused' was asked for, and vandermonde has only: torch"),
         ops.use_backend("fused"),
@@ -131,7 +131,7 @@ def test_cpu_tensors_are_not_supported():
 
 
 @pytest.mark.parametrize("length", [200, 9000, 20000])
-def test_compiled_graph_serves_other_lengths(length, monkeypatch):
+def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
     """Whether the kernels support u depends on bounds of its length only."""
     for kernels in (convolution, long_convolution):
         monkeypatch.setattr(kernels.nvrtc, "available", lambda: True)
@@ -158,12 +158,12 @@ class TestOnAGPU:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("length", [4000, 9001, 20000])
-    def test_16_bit_inputs(self, dtype, length):
+    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype, length):
         kernels, arguments = made(2, length, 12, length, 3)
         assert_16_bit_inputs_are_right(kernels, *arguments, dtype)
 
     @pytest.mark.parametrize("length", [5001, 10001])
-    def test_gradients_from_rows_leave_the_rows_of_u_unchanged(self, length):
+    def test_channel_major_inputs_are_not_changed(self, length):
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
         rows_y, rows_u = kernels.forward_rows(u, right, left)
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
@@ -178,7 +178,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [500, 9001, 20000])
-    def test_the_op(self, length):
+    def test_the_op_equals_its_kernels(self, length):
         """`ops.convolution`, which keeps rows if gradients are wanted, is its kernels."""
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
         given = [x.requires_grad_() for x in (u, right, left)]
@@ -190,7 +190,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
-    def test_kernels_that_run_beside_others(self, size):
+    def test_overlapping_kernels_read_finished_inputs(self, size):
         """A captured graph, replayed with two alternating sets of inputs, gives the same bits."""
         kernels, given = made(*size)
         inputs = [x.mT.contiguous().mT for x in given]
@@ -210,7 +210,7 @@ class TestOnAGPU:
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [5001, 10001, 20000])
-    def test_nan_propagates(self, length):
+    def test_nan_reaches_its_outputs_only(self, length):
         kernels, (u, dy, right, left) = made(2, length, 6, length, 0)
         u[0, 3, 2] = dy[1, length - 1, 4] = math.nan
         y, du, d_right, _ = results(kernels, u, dy, right, left)
@@ -219,7 +219,7 @@ class TestOnAGPU:
         for number in (y[1], du[0], d_right[3]):
             assert number.isfinite().all()
 
-    def test_float64_is_not_supported(self):
+    def test_float64_is_refused(self):
         kernels, arguments = made(1, 500, 2, 500, 0)
         u, _, right, left = (x.double() for x in arguments)
         assert not kernels.supports(u, right, left)

@@ -35,7 +35,7 @@ CHANNEL_SIZES = [  # rows, H, N, L
 
 
 @given(st.integers(1, 2**14), st.integers(1, 300), st.integers(1, 10**9))
-def test_parts_of_a_sum_cover_it(steps, tiles, size):
+def test_a_sum_is_cut_into_parts_that_cover_it(steps, tiles, size):
     for longest in (2**30, vandermonde.STEPS):
         share, parts = vandermonde.split_sum(steps, 132, lambda n: tiles * n, size, longest)
         assert (parts - 1) * share < steps <= parts * share
@@ -43,7 +43,7 @@ def test_parts_of_a_sum_cover_it(steps, tiles, size):
         assert share <= longest or parts == vandermonde.PIECES
 
 
-def test_paper_sizes_fill_an_h200():
+def test_the_sizes_of_the_paper_fill_an_h200():
     for states, rows, steps in [(4096, 256, 64), (1024, 256, 128), (4096, 64, 4096)]:
         tiles = states // vandermonde.WIDTH
 
@@ -69,8 +69,8 @@ def shared(rows, states, length):
     return vandermonde.vandermonde, vandermonde, ops.vandermonde, W, log_lambda, dK
 
 
-def per_channel(rows, channels, states, length):
-    """The same with a lambda for each channel."""
+def own(rows, channels, states, length):
+    """The same where each channel has its own."""
     W, log_lambda = random_modes(rows, channels * states, torch.float32)
     W, log_lambda = W.view(rows, channels, states, 2), log_lambda.view(channels, states, 2)
     dK = torch.randn(rows, channels, length, device=DEVICE)
@@ -87,18 +87,16 @@ def with_gradients(op, W, log_lambda, dK):
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device: make test-gpu")
 class TestOnAGPU:
-    @pytest.mark.parametrize("case", [shared, per_channel])
-    def test_supported(self, case):
-        _, kernels, _, W, log_lambda, _ = case(
-            *(CHANNEL_SIZES[1] if case is per_channel else SIZES[1])
-        )
+    @pytest.mark.parametrize("case", [shared, own])
+    def test_supported_inputs(self, case):
+        _, kernels, _, W, log_lambda, _ = case(*(CHANNEL_SIZES[1] if case is own else SIZES[1]))
         assert kernels.supports(W, log_lambda)
         assert not kernels.supports(W.double(), log_lambda)
         assert not kernels.supports(W[:0], log_lambda)
 
     @pytest.mark.parametrize("size", [*SIZES, *CHANNEL_SIZES], ids=str)
-    def test_twice_the_error_of_plain_pytorch(self, size):
-        _, kernels, op, W, log_lambda, dK = (shared if len(size) == 3 else per_channel)(*size)
+    def test_at_most_twice_the_error_of_plain_pytorch(self, size):
+        _, kernels, op, W, log_lambda, dK = (shared if len(size) == 3 else own)(*size)
         have = with_gradients(op, W, log_lambda, dK)
         with ops.use_backend("torch"):
             plain = with_gradients(op, W, log_lambda, dK)
@@ -113,8 +111,8 @@ class TestOnAGPU:
         assert relative_error(ops.conjugate(moments), truth[1]) <= max(1e-6, ROUNDING)
 
     @pytest.mark.parametrize("size", [(128, 1024, 4096), (3, 5, 130, 5000)], ids=str)
-    def test_tf32_option_of_pytorch(self, size):
-        _, _, op, W, log_lambda, dK = (shared if len(size) == 3 else per_channel)(*size)
+    def test_tf32_is_used_if_pytorch_allows_it(self, size):
+        _, _, op, W, log_lambda, dK = (shared if len(size) == 3 else own)(*size)
         with ops.use_backend("torch"):
             truth = with_gradients(op, W.double(), log_lambda, dK.double())
         before = with_gradients(op, W, log_lambda, dK)
@@ -125,17 +123,17 @@ class TestOnAGPU:
         for first, again in zip(before, with_gradients(op, W, log_lambda, dK), strict=True):
             assert torch.equal(first, again)
 
-    @pytest.mark.parametrize("case", [shared, per_channel])
-    def test_rows_of_all_scales_and_nan(self, case):
+    @pytest.mark.parametrize("case", [shared, own])
+    def test_every_row_has_its_own_scale_and_nan(self, case):
         product, kernels, op, W, log_lambda, dK = case(
-            *((1, 9, 40, 500) if case is per_channel else (9, 40, 500))
+            *((1, 9, 40, 500) if case is own else (9, 40, 500))
         )
         size = 10.0 ** torch.linspace(-20, 20, 9, device=DEVICE)
         W, dK = W * size[:, None, None], dK * size[:, None]
         dK[..., 0, :] = 0
         have = product(W, log_lambda, 500), kernels.adjoint(dK, log_lambda)
         with ops.use_backend("torch"):
-            adjoint = ops.channel_adjoint if case is per_channel else ops.vandermonde_adjoint
+            adjoint = ops.channel_adjoint if case is own else ops.vandermonde_adjoint
             truth = op(W.double(), log_lambda, 500), adjoint(dK.double(), log_lambda)
         for ours, exact in zip(have, truth, strict=True):
             for row, wanted in zip(ours.view(9, -1), exact.view(9, -1), strict=True):
@@ -145,7 +143,7 @@ class TestOnAGPU:
             wrong = ours.isnan().flatten(0, -2).any(1).nonzero().flatten().tolist()
             assert wrong == [3], "a NaN stays in its row"
 
-    def test_unaligned_addresses_and_second_derivatives(self):
+    def test_unaligned_inputs_and_second_derivatives(self):
         _, _, op, W, log_lambda, dK = shared(5, 40, 300)
         shifted = torch.empty(W.numel() + 1, device=DEVICE)[1:].view_as(W).copy_(W)
         assert torch.equal(op(shifted, log_lambda, 300), op(W, log_lambda, 300))
@@ -155,7 +153,7 @@ class TestOnAGPU:
         assert relative_error(once[0], with_gradients(op, *inputs, dK)[1]) < 1e-6
         assert twice.isfinite().all()
 
-    def test_captured(self):
+    def test_a_cuda_graph_repeats_the_answer(self):
         _, _, op, W, log_lambda, dK = shared(32, 64, 700)
         expected = with_gradients(op, W, log_lambda, dK)
         graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,7 @@
 """The CUDA kernels of convolutions and Vandermonde products on a CPU: numbers, bounds, barriers.
 
-test_mixing.py has those of the output stage. The sizes are small and the GPU has three
-multiprocessors, so that blocks have several tiles and stages are reused.
+The epilogue's kernels are in test_mixing.py. Every kernel runs on small sizes and three
+multiprocessors, so that blocks have several tiles and use a stage again.
 """
 
 import sys
@@ -41,12 +41,12 @@ def test_convolutions(kernels, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_inputs(dtype):
+def test_16_bit_inputs_are_as_accurate_as_their_type(dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
 
 
-def test_convolution_in_channel_major_layout(monkeypatch):
-    """`ops.convolution` as on a GPU, to second derivatives; saved rows may have other strides."""
+def test_the_channel_major_layout_gives_the_same(monkeypatch):
+    """`ops.convolution` as it is on a GPU, to the second derivatives; rows may be kept strided."""
     module = sys.modules["dlrnn.ops.convolution"]
     u, dy, right, left = inputs(2, 301, 3, 301, 20)
     arguments = [x.requires_grad_() for x in (u, right, left)]
@@ -148,13 +148,13 @@ extern "C" __global__ void __launch_bounds__(64) does_not_wait(const float* x, f
         ("does_not_meet", "wait for each other"),
     ],
 )
-def test_emulator_detects_a_broken_kernel(name, message, emulated):
+def test_a_broken_kernel_is_detected(name, message, emulated):
     kernel = Kernel(compiled(BROKEN, (), emulated), name, 128)
     with pytest.raises(AssertionError, match=message):
         kernel(1, 64, torch.randn(64), torch.randn(64))
 
 
-def test_emulator_delays_copies_that_are_not_awaited(emulated):
+def test_a_copy_that_is_not_awaited_has_not_arrived(emulated):
     y = torch.zeros(64)
     Kernel(compiled(BROKEN, (), emulated), "does_not_wait", 128)(1, 64, torch.ones(64), y)
     assert y.isnan().all()

@@ -50,13 +50,13 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel, N
         (2**21, Factors(16, 16, 12)),
     ],
 )
-def test_smallest_factors(entries, factors):
+def test_the_smallest_negacyclic_fft_is_chosen(entries, factors):
     assert smallest_factors(entries) == factors
     assert 2 * factors.size >= entries
 
 
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_columns_fit(factors):
+def test_fft_columns_fit_on_a_multiprocessor(factors):
     for name in ("fft_columns", "inverse_fft_columns", "kernel_fft_columns"):
         tile = tile_for(name, factors)
         assert tile.channels * tile.points * factors.second_radix == tile.threads
@@ -72,7 +72,7 @@ def test_columns_fit(factors):
 
 
 @pytest.mark.parametrize(("length", "right", "left"), [(24, 13, 12), (35, 1, 1), (18, 18, 18)])
-def test_fft_that_is_shorter_than_the_sequence(length, right, left):
+def test_a_negacyclic_fft_gives_the_convolution(length, right, left):
     """2 N = 36 entries are enough for `length + max(right - 1, left)` of them."""
     size = 18
     assert length + max(right - 1, left) <= 2 * size
@@ -108,10 +108,10 @@ class TestOnAGPU:
         assert_twice_the_error_of_plain_pytorch(long_convolution, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_16_bit_inputs(self, dtype):
+    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype):
         assert_16_bit_inputs_are_right(long_convolution, *made(2, 65536, 12, 30000, 3), dtype)
 
-    def test_captured_in_a_graph(self):
+    def test_a_cuda_graph_repeats_the_answer(self):
         arguments = made(2, 65536, 7, 32768, 32768)
         want = results(long_convolution, *arguments)
         graph = torch.cuda.CUDAGraph()
@@ -122,7 +122,7 @@ class TestOnAGPU:
         for one, other in zip(have, want, strict=True):
             assert torch.equal(one, other)
 
-    def test_workspace_limit_does_not_change_results(self, monkeypatch):
+    def test_groups_of_sequences_give_the_same(self, monkeypatch):
         arguments = made(3, 50000, 4, 20000, 20000)
         whole = results(long_convolution, *arguments)
         monkeypatch.setattr(long_convolution, "WORKSPACE", 2 * 4 * 49152)

@@ -1,7 +1,4 @@
-"""Every CUDA kernel compiles for a Hopper GPU with NVRTC, the compiler that users have.
-
-That needs no GPU. nvcc accepts more than NVRTC does.
-"""
+"""Every CUDA kernel compiles for a Hopper GPU with NVRTC, the compiler of users, without a GPU."""
 
 import ctypes
 
@@ -109,13 +106,13 @@ def test_kernels_compile_for_tf32(compiled):
     assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
 
 
-def test_unwritable_cache_is_ignored(compiled, monkeypatch, tmp_path):
+def test_a_cache_folder_that_cannot_be_written_is_ignored(compiled, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLRNN_CACHE", str(tmp_path / "file" / "folder"))
     defines = ("STORAGE_BITS", 32), ("STORAGE_IS_BF16", 0), ("THREADS", 256)
     assert b"to_channel_major" in nvrtc.cubin(("device.cuh", "transpose.cu"), defines, "sm_90a")
 
 
-def test_compiler_errors_are_reported(compiled):
+def test_a_source_that_does_not_compile_raises(compiled):
     with pytest.raises(RuntimeError, match="could not compile a kernel of dlrnn"):
         nvrtc.compile_source("int main(", ["--gpu-architecture=sm_90a"])
