@@ -1,8 +1,8 @@
-"""Run the CUDA sources of `ops.cuda` on a CPU, compiled by g++ together with emulator.cpp.
+"""The CUDA sources of `ops.cuda` on a CPU, compiled by g++ behind emulator.cpp.
 
-This checks a kernel's numbers, addresses and barriers, not its speed. Functions with inline
-assembly are removed from the sources; emulator.cpp implements them. Each tensor argument ends at a
-page that can be neither read nor written.
+It shows whether numbers, addresses and barriers of a kernel are right; it does not show its speed.
+Functions that are written in assembler are left out of the sources: emulator.cpp has them, tensor
+cores by their definition. Every tensor that a kernel is given ends at a page without access.
 """
 
 import ctypes
@@ -122,7 +122,7 @@ class Kernel(nvrtc.Kernel):
 
 
 class _Guarded:
-    """A copy of a tensor's memory that ends at a protected page."""
+    """A copy of a tensor's memory that ends at a page without access."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._at, self._bytes, page = storage.data_ptr(), storage.nbytes(), mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""What kernels need to know about the device of a tensor."""
+"""Run Triton kernels on the device of their tensors: it launches on the current device."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -10,14 +10,23 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make the device of the first tensor of the first argument current: Triton launches there.
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU, 1 for a CPU (Triton's interpreter)."""
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
-    On a CPU, where Triton's interpreter runs, nothing changes.
+
+def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Run a function with the device of its first tensor as the current device.
+
+    On the CPU, where Triton's interpreter runs, nothing changes.
     """
 
     @wraps(function)
-    def there(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         first: Any = arguments[0]
         while isinstance(first, tuple):
             first = first[0]
@@ -26,13 +35,4 @@ def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, 
         with torch.cuda.device(first.device):
             return function(*arguments, **options)
 
-    return there
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """The number of multiprocessors of a GPU, 1 for a CPU (Triton's interpreter)."""
-    if device.type != "cuda":
-        return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return wrapped
