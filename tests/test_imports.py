@@ -57,14 +57,6 @@ def test_imports_inside_functions_count(tmp_path):
 TESTS = Path(__file__).parent
 OURS = {"dlrnn", *(path.stem for path in TESTS.rglob("*.py"))}
 
-REMAINING = {
-    "src/ops/triton/dplr_weights.py": {"_times"},
-    "src/ops/tuning.py": {"_cache_folder"},
-    "tests/ops/test_long_convolution.py": {"_Ring", "_column_tables", "_smallest_ring", "_tile"},
-}
-"""Imports of private names that are still there: to be emptied, nothing may be added."""
-
-
 def private_imports(path: Path) -> set[str]:
     """The names with a leading underscore that a file imports from other modules of ours."""
     names = set()
@@ -87,10 +79,7 @@ def test_no_module_imports_a_private_name():
         for path in root.rglob("*.py"):
             if names := private_imports(path):
                 found[f"{name}/{path.relative_to(root).as_posix()}"] = names
-    new = {path: names - REMAINING.get(path, set()) for path, names in found.items()}
-    assert not any(new.values()), {path: names for path, names in new.items() if names}
-    gone = {path: names - found.get(path, set()) for path, names in REMAINING.items()}
-    assert not any(gone.values()), f"to be removed from REMAINING: {gone}"
+    assert not found
 
 
 def test_private_imports_are_found(tmp_path):

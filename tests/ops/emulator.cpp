@@ -1,6 +1,6 @@
-// What the CUDA sources of `ops.cuda` have on a GPU, on a CPU: what is written in assembler there.
-// Every thread is a fibre, one block runs after the other. A copy that goes on by itself is made as
-// late as it can be: when no thread can go on without it.
+// Implements on a CPU what the CUDA sources of `ops.cuda` use on a GPU, including all functions with inline assembly.
+// Every thread is a fibre; blocks run one after the other. An asynchronous copy is performed as late as possible: when
+// no thread can continue without it.
 
 #include <setjmp.h>
 #include <signal.h>
@@ -41,7 +41,7 @@ namespace emulator {
 constexpr int STACK = 1 << 17, PAGE = 4096;
 static ucontext_t scheduler, fibres[1024];
 static bool finished[1024];
-static long progress;  // if there is none in a whole round, nobody will ever go on
+static long progress;  // if none happens in a whole round, the threads are deadlocked
 static std::function<void()> body;
 static long long* arguments;
 static sigjmp_buf escape;
@@ -83,16 +83,16 @@ static void __syncwarp(unsigned lanes = ~0u) {
   if (lanes == ~0u) emulator::of_warps[threadIdx.x / 32].meet(32);
   else emulator::of_halves[threadIdx.x / 16].meet(16);
 }
-static void team_barrier(int number, int threads) { emulator::numbered[number].meet(threads); }
-static void team_arrive(int number, int threads) { emulator::numbered[number].arrive(threads); }
+static void named_barrier(int number, int threads) { emulator::numbered[number].meet(threads); }
+static void named_barrier_arrive(int number, int threads) { emulator::numbered[number].arrive(threads); }
 static void __threadfence() {}
 static void __threadfence_block() {}
 static unsigned atomicAdd(unsigned* at, unsigned more) { return (*at += more) - more; }
 template <class T> T from_lane(T x, int lane) {
-  static T told[1024];
-  told[threadIdx.x] = x;
+  static T values[1024];
+  values[threadIdx.x] = x;
   __syncwarp();
-  T y = told[threadIdx.x / 32 * 32 + lane];
+  T y = values[threadIdx.x / 32 * 32 + lane];
   __syncwarp();
   return y;
 }
@@ -100,15 +100,15 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int far) {
   return from_lane(x, threadIdx.x % 32 ^ far);
 }
 template <class T> T __shfl_sync(unsigned, T x, int lane) { return from_lane(x, lane); }
-static void previous_done() {}
-static void start(int) {}
+static void wait_for_previous_launch() {}
+static void begin_overlap(int) {}
 
 // ------------------------------------------------------------------------- copies
 
-typedef unsigned long long Barrier;
+typedef unsigned long long Mbarrier;
 namespace emulator {
 struct Counts { int bytes; unsigned char all, phase; short missing; };
-static void changed(Barrier* barrier, int arrivals, int bytes) {
+static void changed(Mbarrier* barrier, int arrivals, int bytes) {
   Counts* c = (Counts*)barrier;
   c->missing -= arrivals, c->bytes += bytes, progress++;
   if (c->missing < 0) fail("more threads arrive at a barrier than it counts");
@@ -133,38 +133,32 @@ static void copy(void* to, const void* from, int bytes) {
 static long __cvta_generic_to_shared(const void* address) {
   return (unsigned char*)address - shared_memory;
 }
-static void barrier_start(Barrier* barrier, int arrivals = 1) {
+static void mbarrier_init(Mbarrier* barrier, int arrivals = 1) {
   *(emulator::Counts*)barrier = {0, (unsigned char)arrivals, 0, (short)arrivals};
 }
-static void barrier_expect(Barrier* barrier, int bytes) { emulator::changed(barrier, 1, bytes); }
-static void barrier_arrive(Barrier* barrier) { emulator::changed(barrier, 1, 0); }
-static void barrier_wait(Barrier* barrier, int parity) {
+static void mbarrier_expect_bytes(Mbarrier* barrier, int bytes) { emulator::changed(barrier, 1, bytes); }
+static void mbarrier_arrive(Mbarrier* barrier) { emulator::changed(barrier, 1, 0); }
+static void mbarrier_wait(Mbarrier* barrier, int parity) {
   while (((emulator::Counts*)barrier)->phase == parity) emulator::pass_on();
 }
-static void before_copies() {}
-static void copy_to_shared(void* to, const void* from, int bytes, Barrier* barrier) {
+static void fence_async_proxy() {}
+static void copy_to_shared(void* to, const void* from, int bytes, Mbarrier* barrier) {
   emulator::later.push_back({threadIdx.x, false, [=] {
     emulator::copy(to, from, bytes), emulator::changed(barrier, 0, -bytes);
   }});
 }
-static void copy_once(void* to, const void* from, int bytes, Barrier* barrier, bool) {
+static void copy_to_shared_hinted(void* to, const void* from, int bytes, Mbarrier* barrier, bool) {
   copy_to_shared(to, from, bytes, barrier);
 }
-static void copy_vector(void* to, const void* from) {
+static void copy_async_16(void* to, const void* from) {
   emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
 }
-static void copy_async(float4* to, const float4* from) { copy_vector(to, from); }
-static void copies_wait() {
-  emulator::act([](const emulator::Later& each) {
-    return each.is_vector && each.thread == threadIdx.x;
-  });
-}
-static void barrier_arrive_after_copies(Barrier* barrier) {
+static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
   emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
 }
-static void prefetch(const void* line) { (void)*(volatile const char*)line; }
-static float2 streamed(const float2* from) { return *from; }
-static void add_to(float4* sum, float2 a, float2 b) {
+static void prefetch_l2(const void* line) { (void)*(volatile const char*)line; }
+static float2 load_streaming(const float2* from) { return *from; }
+static void atomic_add(float4* sum, float2 a, float2 b) {
   sum->x += a.x, sum->y += a.y, sum->z += b.x, sum->w += b.y;
 }
 template <class T> T __ldg(const T* from) { return *from; }
@@ -181,36 +175,34 @@ static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
 static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 static int __float_as_int(float x) { return bits_of<int>(x); }
 static float __int_as_float(int x) { return bits_of<float>(x); }
-static float two_to_the(float x) { return exp2f(x); }
-static float inverse(float x) { return 1 / x; }
-template <class T> T fresh(T x) { return x; }
-static void halves(float x, float y, unsigned& high, unsigned& low) {
+static float exp2_approx(float x) { return exp2f(x); }
+static float reciprocal_approx(float x) { return 1 / x; }
+template <class T> T opaque(T x) { return x; }
+static void split_fp16(float x, float y, unsigned& high, unsigned& low) {
   _Float16 h[2] = {(_Float16)x, (_Float16)y};
   _Float16 l[2] = {(_Float16)(x - (float)h[0]), (_Float16)(y - (float)h[1])};
   memcpy(&high, h, 4), memcpy(&low, l, 4);
 }
 #if STORAGE_BITS == 16 && STORAGE_IS_BF16
-static unsigned short narrowed(float x) {
+static unsigned short from_fp32(float x) {
   unsigned bits = __float_as_uint(x);
   return bits + 0x7fff + (bits >> 16 & 1) >> 16;
 }
 #elif STORAGE_BITS == 16
-static float widened(unsigned short x) { return bits_of<_Float16>(x); }
-static unsigned short narrowed(float x) { return bits_of<unsigned short>((_Float16)x); }
+static float to_fp32(unsigned short x) { return bits_of<_Float16>(x); }
+static unsigned short from_fp32(float x) { return bits_of<unsigned short>((_Float16)x); }
 #endif
 
 // ------------------------------------------------------------------------- tensor cores
 
-static void products_begin() {}
-static void products_end() {}
-template <int PENDING> void products_wait() {}
-template <int COUNT> void settled(float (&)[COUNT]) {}
-template <int COUNT> void take_registers() {}
-template <int COUNT> void leave_registers() {}
-static void fewer_registers() {}
-static void more_registers() {}
+static void wgmma_fence() {}
+static void wgmma_commit() {}
+template <int PENDING> void wgmma_wait() {}
+template <int COUNT> void pin_registers(float (&)[COUNT]) {}
+template <int COUNT> void increase_registers() {}
+template <int COUNT> void decrease_registers() {}
 namespace emulator {
-// Of an operand in shared memory: number k of the sum, of row or column n.
+// An operand in shared memory: number k along the sum of row or column n.
 static float number(unsigned long long from, int k, int n, bool transposed) {
   int address = (from & 0x3fff) << 4, within = transposed ? k % 8 * 8 + n % 8 : n % 8 * 8 + k % 8;
   address += k / 8 * ((from >> 16 & 0x3fff) << 4) + n / 8 * ((from >> 32 & 0x3fff) << 4);
@@ -233,7 +225,7 @@ void add_product(float* d, int count, A a, unsigned long long b, int keep, bool 
 static unsigned operands[1024][4];
 }  // namespace emulator
 template <int TRANSPOSED, int COUNT>
-void accumulate(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
+void wgmma(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
   memcpy(emulator::operands[threadIdx.x], a, 16);
   auto of_threads = [](int m, int k) {
     int owner = threadIdx.x / 128 * 128 + m / 16 * 32 + m % 8 * 4 + k % 8 / 2;
@@ -242,21 +234,16 @@ void accumulate(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b,
   emulator::add_product(d, COUNT, of_threads, b, keep, TRANSPOSED);
 }
 template <int COUNT>
-void accumulate(float (&d)[COUNT], unsigned long long a, unsigned long long b, int keep) {
+void wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b, int keep) {
   auto of_memory = [a](int m, int k) { return emulator::number(a, k, m, false); };
   emulator::add_product(d, COUNT, of_memory, b, keep, false);
 }
-template <int COUNT>
-void multiply(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int keep) {
-  accumulate<0>(d, a, b, keep);
-}
-
 // ------------------------------------------------------------------------- launch
 
 namespace emulator {
 static void out_of_bounds(int) { fail("it reads or writes beyond a tensor or its shared memory"); }
 
-// Memory that ends where nobody may read or write.
+// Memory that ends at a protected page.
 static unsigned char* guarded(long bytes, bool take = true) {
   static unsigned char* pages;
   static long size;
@@ -289,7 +276,7 @@ static void run_block(int threads, std::vector<char>& stacks) {
   for (int left = threads, round = 0; left; round++) {
     long before = progress;
     for (int k = 0; k < threads; k++) {
-      int i = round % 2 ? k : threads - 1 - k;  // who begins things comes last
+      int i = round % 2 ? k : threads - 1 - k;  // thread 0, which starts copies, runs last in every other round
       if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
@@ -300,12 +287,12 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
                           long long* values) {
   body = kernel, arguments = values, blockDim.x = threads;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<char> stacks((long)threads * STACK), aside(1 << 16);
-  stack_t own = {}, others;
-  own.ss_sp = aside.data(), own.ss_size = aside.size();
+  std::vector<char> stacks((long)threads * STACK), signal_stack(1 << 16);
+  stack_t alternate = {}, previous;
+  alternate.ss_sp = signal_stack.data(), alternate.ss_size = signal_stack.size();
   struct sigaction action = {}, before;
   action.sa_handler = out_of_bounds, action.sa_flags = SA_ONSTACK;
-  sigaltstack(&own, &others), sigaction(SIGSEGV, &action, &before);
+  sigaltstack(&alternate, &previous), sigaction(SIGSEGV, &action, &before);
   wrong = nullptr;
   if (!sigsetjmp(escape, 1))
     for (int i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
@@ -315,7 +302,7 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
       run_block(threads, stacks);
     }
   guarded(0, false);
-  sigaction(SIGSEGV, &before, nullptr), sigaltstack(&others, nullptr);
+  sigaction(SIGSEGV, &before, nullptr), sigaltstack(&previous, nullptr);
   return wrong;
 }
 }  // namespace emulator

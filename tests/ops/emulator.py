@@ -11,30 +11,31 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from dlrnn.ops.cuda import convolution, mixing, nvrtc, vandermonde
+from dlrnn.ops.cuda import (
+    channel_vandermonde,
+    convolution,
+    nvrtc,
+    output_stage,
+    vandermonde,
+)
 
 HERE = Path(__file__).with_name("emulator.cpp")
 KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s+)?(\w+)\('
-PROCESSORS = 3
+MULTIPROCESSORS = 3
 
 
 def emulate(monkeypatch, folder: Path) -> None:
-    """From now on the kernels of `ops.cuda` run here, on CPU tensors, as on a small GPU."""
+    """Make the kernels of `ops.cuda` run on CPU tensors, as on a small GPU."""
 
     def load(files, name, defines, shared_bytes, _):
         return Kernel(_compiled(files, defines, folder), name, shared_bytes)
 
     monkeypatch.setattr(nvrtc, "load", load)
-    properties = SimpleNamespace(multi_processor_count=PROCESSORS)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    for module, name in ((mixing, "_kernel"), (vandermonde, "kernel")):
-        monkeypatch.setattr(module, name, cache(getattr(module, name).__wrapped__))
-    for module, name in ((mixing, "_processors"), (convolution, "_multiprocessors")):
-        monkeypatch.setattr(module, name, lambda _: PROCESSORS)
+    for module in (channel_vandermonde, convolution, output_stage, vandermonde):
+        monkeypatch.setattr(module, "multiprocessors", lambda _: MULTIPROCESSORS)
 
 
 @cache
@@ -43,7 +44,7 @@ def _compiled(files, defines, folder: Path) -> ctypes.CDLL:
 
 
 def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
-    """A library with all kernels of a CUDA source."""
+    """A shared library with all kernels of a CUDA source."""
     source = _without_assembler(source)
     source = re.sub(
         r"^( *)extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
@@ -55,7 +56,9 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
         source,
         flags=re.M,
     )
-    for found in reversed(list(re.finditer(KERNEL, source))):  # last first: places stay
+    for found in reversed(
+        list(re.finditer(KERNEL, source))
+    ):  # from the last one on: positions stay valid
         end = _end(source, source.index("{", found.end()))
         source = f"{source[:end]}\nENTRY({found[1]})\n{source[end:]}"
     path = folder / f"{abs(hash((source, defines)))}.cpp"
@@ -68,21 +71,21 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
 
 
 def _without_assembler(source: str) -> str:
-    """Without functions that have some, and without macros that make such functions."""
+    """The source without functions that contain inline assembly and macros that define them."""
     source = re.sub(r"^#define (?:.*\\\n)*.*\bWGMMA(?:.*\\\n)*.*\n", "", source, flags=re.M)
     source = re.sub(r"^FROM_\w+\(.*\)\n", "", source, flags=re.M)
-    kept, last = "", 0
+    result, last = "", 0
     for found in re.finditer(r"^(?:template <.*>\n)?__device__ inline [^;{}]*\{", source, re.M):
         if found.start() < last:
             continue
         end = _end(source, found.end() - 1)
         if re.search(r"\basm\b", source[found.start() : end]):
-            kept, last = kept + source[last : found.start()], end
-    return kept + source[last:]
+            result, last = result + source[last : found.start()], end
+    return result + source[last:]
 
 
 def _end(source: str, brace: int) -> int:
-    """After the brace that closes this one."""
+    """The index after the brace that closes the one at `brace`."""
     end, depth = brace + 1, 1
     while depth:
         depth += {"{": 1, "}": -1}.get(source[end], 0)
@@ -91,7 +94,7 @@ def _end(source: str, brace: int) -> int:
 
 
 class Kernel(nvrtc.Kernel):
-    """Is called as any other, with CPU tensors."""
+    """An emulated kernel, called with CPU tensors."""
 
     def __init__(self, library: ctypes.CDLL, name: str, shared_bytes: int) -> None:
         self._run, self._name, self._shared_bytes = library[f"run_{name}"], name, shared_bytes

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dlrnn import ops
-from dlrnn.ops.cuda import convolution, long_convolution, rings
+from dlrnn.ops.cuda import convolution, long_convolution, negacyclic_fft
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
@@ -44,63 +44,66 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
 
 
-ROWS = [(2**k, 2**k) for k in range(rings.SHORTEST, convolution.LONGEST + 1)]
+ROWS = [(2**k, 2**k) for k in range(negacyclic_fft.SHORTEST, convolution.LONGEST + 1)]
 
 
 @pytest.mark.parametrize("rows", [*ROWS, (8192, 16384), (12288, 16384)])
 def test_plans_fit_on_a_multiprocessor(rows):
-    plan = rings.Rows(*rows)
-    assert plan.ring * plan.rings == plan.size
-    assert plan.teams * plan.members % 32 == 0
+    plan = negacyclic_fft.RowPlan(*rows)
+    assert plan.residue_size * plan.residues == plan.size
+    assert plan.teams * plan.team_size % 32 == 0
     for size in (plan.forward_bytes, plan.backward_bytes):
         assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
     assert plan.largest_bytes <= convolution.HOPPER_BYTES
-    tables, starts = rings.ring_tables(plan, torch.device("cpu"))
-    assert len(tables) == 32 + plan.rings * (plan.rings + 36) + (1 + plan.rings) * 2 * plan.members
-    assert starts.shape == (plan.rings, plan.members, 2)
-    for pairs in (tables.view(-1, 2), starts.view(-1, 2)):
+    tables, twists = negacyclic_fft.residue_tables(plan, torch.device("cpu"))
+    count, threads = plan.residues, plan.team_size
+    assert len(tables) == 32 + count * (count + 36) + (1 + count) * 2 * threads
+    assert twists.shape == (plan.residues, plan.team_size, 2)
+    for pairs in (tables.view(-1, 2), twists.view(-1, 2)):
         assert relative_error(pairs.norm(dim=1), torch.ones(len(pairs))) < 1e-6
 
 
-def test_the_plan_has_as_few_negacyclic_ffts_as_needed():
+def test_the_plan_has_as_few_residues_as_needed():
     kernel = torch.empty(1, 16384)
     sizes = [(4096, 4096), (8192, 1), (16384, 16384), (16384, 8193), (16384, 1), (9000, 7385)]
-    plans = [rings.rows_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
-    assert [plan.rings for plan in plans] == [1, 2, 4, 3, 2, 2]
-    assert rings.rows_for(16384, kernel[:, :1], kernel[:, :8192]).rings == 3
-    assert rings.rows_for(16384, kernel[:, :1], kernel[:, :8193]).rings == 4
+    plans = [negacyclic_fft.plan_for(L, kernel[:, :K], kernel[:, :0]) for L, K in sizes]
+    assert [plan.residues for plan in plans] == [1, 2, 4, 3, 2, 2]
+    assert negacyclic_fft.plan_for(16384, kernel[:, :1], kernel[:, :8192]).residues == 3
+    assert negacyclic_fft.plan_for(16384, kernel[:, :1], kernel[:, :8193]).residues == 4
 
 
-@pytest.mark.parametrize(("rings", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)])
-def test_negacyclic_ffts_give_the_convolution(rings, L, K):
-    """rings.cuh and convolution.cu, in float64: a row, also one of more than N entries."""
+@pytest.mark.parametrize(
+    ("residues", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)]
+)
+def test_negacyclic_ffts_give_the_convolution(residues, L, K):
+    """The mathematics of negacyclic_fft.cuh and convolution.cu in float64, also with L > N."""
     M = 16
     u, right, left = (torch.randn(n, dtype=torch.float64) for n in (L, K, K))
-    x_u, x_kernel = torch.zeros(2, 2 * rings * M, dtype=torch.float64)
+    x_u, x_kernel = torch.zeros(2, 2 * residues * M, dtype=torch.float64)
     x_u[:L], x_kernel[:K] = u, right
     x_kernel[-K:] = -left.flip(0)
-    spectra = zip(to_rings(x_u, rings), to_rings(x_kernel, rings), strict=True)
-    product = from_rings([a * b for a, b in spectra])
+    spectra = zip(to_residues(x_u, residues), to_residues(x_kernel, residues), strict=True)
+    product = from_residues([a * b for a, b in spectra])
     y = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
     assert relative_error(product[:L], y) < 1e-12
 
 
-def to_rings(x, rings):
-    """The spectra of a real x modulo X^2N + 1, one for each ring of X^N = -i."""
-    parts = x.view(2 * rings, -1)
-    k, j = numbers(2 * rings), numbers(parts.shape[1])
-    angles = [(0.25 + ring) / rings for ring in range(rings)]
+def to_residues(x, residues):
+    """The spectra of a real x modulo X^2N + 1, one for each residue modulo X^N + i."""
+    parts = x.view(2 * residues, -1)
+    k, j = numbers(2 * residues), numbers(parts.shape[1])
+    angles = [(0.25 + residue) / residues for residue in range(residues)]
     points = [(e(angle * k)[:, None] * parts).sum(0) for angle in angles]
     return [torch.fft.fft(z * e(a * j / len(j))) for z, a in zip(points, angles, strict=True)]
 
 
-def from_rings(spectra):
-    rings, j = len(spectra), numbers(len(spectra[0]))
-    k, x = numbers(2 * rings), 0
-    for ring, spectrum in enumerate(spectra):
-        angle = (0.25 + ring) / rings
+def from_residues(spectra):
+    residues, j = len(spectra), numbers(len(spectra[0]))
+    k, x = numbers(2 * residues), 0
+    for residue, spectrum in enumerate(spectra):
+        angle = (0.25 + residue) / residues
         z = torch.fft.ifft(spectrum) / e(angle * j / len(j))
-        x = x + (z / e(angle * k)[:, None]).real / rings
+        x = x + (z / e(angle * k)[:, None]).real / residues
     return x.flatten()
 
 
@@ -108,8 +111,8 @@ def numbers(count):
     return torch.arange(count, dtype=torch.float64)
 
 
-def e(turns):
-    return torch.exp(-2j * math.pi * turns)
+def e(x):
+    return torch.exp(-2j * math.pi * x)
 
 
 def test_cpu_tensors_are_not_supported():
@@ -120,10 +123,10 @@ def test_cpu_tensors_are_not_supported():
 
 @pytest.mark.parametrize("length", [200, 9000, 20000])
 def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
-    """Whether the kernels take u depends on bounds of its length, and on nothing finer."""
+    """Whether the kernels support u depends on bounds of its length only."""
     for kernels in (convolution, long_convolution):
         monkeypatch.setattr(kernels.nvrtc, "available", lambda: True)
-    monkeypatch.setattr(convolution, "_shared_bytes", lambda _: convolution.HOPPER_BYTES)
+    monkeypatch.setattr(convolution, "shared_memory_bytes", lambda _: convolution.HOPPER_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])
@@ -133,7 +136,7 @@ def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
     found = [kernels.supports(u, right, right) for kernels in (convolution, long_convolution)]
     assert found == [length <= 2**14, length > 2**14]
     assert isinstance(u.shape[1], torch.SymInt)
-    assert u.shape[1].node.maybe_as_int() is None, "one length is all that the graph takes"
+    assert u.shape[1].node.maybe_as_int() is None, "the graph is tied to one length"
 
 
 @pytest.mark.gpu
@@ -178,7 +181,7 @@ class TestOnAGPU:
 
     @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
     def test_overlapping_kernels_read_finished_inputs(self, size):
-        """Captured and replayed, with two sets of inputs in turns: the same bits each time."""
+        """A captured graph, replayed with two alternating sets of inputs, gives the same bits."""
         kernels, given = made(*size)
         inputs = [x.mT.contiguous().mT for x in given]
         sets = [[x.clone() for x in inputs], [torch.randn_like(x) for x in inputs]]
@@ -187,13 +190,13 @@ class TestOnAGPU:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             have = results(kernels, *inputs)
-        for turn in range(20):  # what was read too early would be of the other set
-            for one, other in zip(inputs, sets[turn % 2], strict=True):
+        for replay in range(20):  # data that is read too early belongs to the other set
+            for one, other in zip(inputs, sets[replay % 2], strict=True):
                 one.copy_(other)
             for one in have:
                 one.fill_(math.nan)
             graph.replay()
-            for one, other in zip(have, wanted[turn % 2], strict=True):
+            for one, other in zip(have, wanted[replay % 2], strict=True):
                 assert torch.equal(one, other)
 
     @pytest.mark.parametrize("length", [5001, 10001, 20000])

@@ -8,6 +8,7 @@ from support import DEVICE, random_modes, relative_error, tf32
 
 from dlrnn import ops
 from dlrnn.ops.cuda import channel_vandermonde, vandermonde
+from dlrnn.ops.cuda.nvrtc import ceil_div
 
 ROUNDING = 2**-22  # of a product of two numbers that have two fp16 halves each
 
@@ -36,7 +37,7 @@ CHANNEL_SIZES = [  # rows, H, N, L
 @given(st.integers(1, 2**14), st.integers(1, 300), st.integers(1, 10**9))
 def test_a_sum_is_cut_into_parts_that_cover_it(steps, tiles, size):
     for longest in (2**30, vandermonde.STEPS):
-        share, parts = vandermonde.cut(steps, 132, lambda n: tiles * n, size, longest)
+        share, parts = vandermonde.split_sum(steps, 132, lambda n: tiles * n, size, longest)
         assert (parts - 1) * share < steps <= parts * share
         assert parts <= vandermonde.PIECES
         assert share <= longest or parts == vandermonde.PIECES
@@ -47,10 +48,11 @@ def test_the_sizes_of_the_paper_fill_an_h200():
         tiles = states // vandermonde.WIDTH
 
         def blocks(parts, tiles=tiles, rows=rows):
-            return tiles * vandermonde.over(rows * parts, vandermonde.ROWS)
+            return tiles * ceil_div(rows * parts, vandermonde.ROWS)
 
-        share, parts = vandermonde.cut(steps, 132, blocks, 16 * rows * states, vandermonde.STEPS)
-        waves = vandermonde.over(blocks(parts), 132)
+        size = 16 * rows * states
+        share, parts = vandermonde.split_sum(steps, 132, blocks, size, vandermonde.STEPS)
+        waves = ceil_div(blocks(parts), 132)
         assert tiles * rows / vandermonde.ROWS * steps > 0.9 * 132 * waves * share
 
 

@@ -25,10 +25,10 @@ def inputs(batch, length, channels, right, left):
 @pytest.mark.parametrize(
     ("kernels", "size"),
     [
-        (convolution, (5, 300, 5, 300, 120)),  # one ring
+        (convolution, (5, 300, 5, 300, 120)),  # one residue
         (convolution, (3, 4095, 2, 4095, 7)),
         (convolution, (2, 8191, 2, 8191, 1)),  # two
-        (convolution, (3, 9000, 1, 20, 9000)),  # three; all of right in one part of a ring
+        (convolution, (3, 9000, 1, 20, 9000)),  # three; the right kernel fits in one segment
         (convolution, (2, 16384, 1, 16384, 0)),  # four
         (convolution, (1, 16384, 1, 9000, 13000)),
         (long_convolution, (1, 20000, 3, 20000, 100)),
@@ -96,7 +96,7 @@ def test_channel_vandermonde(size):
 
 
 def modes(*shape):
-    """Of moduli from 0.7 to 1."""
+    """log lambda of random modes inside the unit circle."""
     real = -torch.rand(shape, dtype=torch.float64) * torch.linspace(0, 0.7, shape[-1])
     return torch.stack((real, 6 * torch.rand(shape, dtype=torch.float64)), -1)
 
@@ -130,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(64) does_not_meet(const float* x, f
 }
 extern "C" __global__ void __launch_bounds__(64) does_not_wait(const float* x, float* y) {
   extern __shared__ __align__(16) float memory[];
-  Barrier* barrier = (Barrier*)(memory + 16);
-  if (threadIdx.x == 0) barrier_start(barrier, 1), barrier_expect(barrier, 64);
+  Mbarrier* barrier = (Mbarrier*)(memory + 16);
+  if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_expect_bytes(barrier, 64);
   if (threadIdx.x == 0) copy_to_shared(memory, x, 64, barrier);
   __syncthreads();
   y[threadIdx.x] = memory[threadIdx.x % 16];

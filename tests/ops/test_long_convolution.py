@@ -1,4 +1,4 @@
-"""Rings of the long convolution; its kernels on a GPU where a sequence is longer than its ring."""
+"""The factors of the long convolution's FFT, and its kernels on a GPU."""
 
 import math
 
@@ -13,10 +13,16 @@ from convolutions import (
 from support import DEVICE, relative_error
 
 from dlrnn.ops.cuda import long_convolution
-from dlrnn.ops.cuda.long_convolution import _column_tables, _Ring, _smallest_ring, _tile
+from dlrnn.ops.cuda.long_convolution import (
+    Factors,
+    column_tables,
+    factors_for,
+    smallest_factors,
+    tile_for,
+)
 
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
-RINGS = [_Ring(radix, 2**k, 12) for radix in (12, 16) for k in range(5)]
+FACTORS = [Factors(radix, 2**k, 12) for radix in (12, 16) for k in range(5)]
 SIZES = [  # B, L, H, entries of the right and of the left kernel, N
     (2, 20000, 12, 5000, 4000, 12 * 2048),
     (1, 40000, 6, 3000, 9000, 12 * 2048),
@@ -33,31 +39,35 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel, N
 
 
 @pytest.mark.parametrize(
-    ("entries", "ring"),
+    ("entries", "factors"),
     [
-        (16386, _Ring(12, 1, 11)),
-        (2 * 24576, _Ring(12, 1, 11)),
-        (2 * 24576 + 1, _Ring(16, 1, 11)),
-        (65536 + 32768, _Ring(12, 1, 12)),
-        (2 * 65536 - 1, _Ring(16, 1, 12)),
-        (2**18 + 2**17, _Ring(12, 4, 12)),
-        (2**21, _Ring(16, 16, 12)),
+        (16386, Factors(12, 1, 11)),
+        (2 * 24576, Factors(12, 1, 11)),
+        (2 * 24576 + 1, Factors(16, 1, 11)),
+        (65536 + 32768, Factors(12, 1, 12)),
+        (2 * 65536 - 1, Factors(16, 1, 12)),
+        (2**18 + 2**17, Factors(12, 4, 12)),
+        (2**21, Factors(16, 16, 12)),
     ],
 )
-def test_the_smallest_negacyclic_fft_is_chosen(entries, ring):
-    assert _smallest_ring(entries) == ring
-    assert 2 * ring.size >= entries
+def test_the_smallest_negacyclic_fft_is_chosen(entries, factors):
+    assert smallest_factors(entries) == factors
+    assert 2 * factors.size >= entries
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_fft_columns_fit_on_a_multiprocessor(ring):
-    for name in ("columns_in", "columns_out", "kernel_columns"):
-        tile = _tile(name, ring)
-        assert tile.channels * tile.along * ring.parts == tile.threads
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+def test_fft_columns_fit_on_a_multiprocessor(factors):
+    for name in ("fft_columns", "inverse_fft_columns", "kernel_fft_columns"):
+        tile = tile_for(name, factors)
+        assert tile.channels * tile.points * factors.second_radix == tile.threads
         assert tile.blocks * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
-    inner, turns, powers = _column_tables(ring, torch.device("cpu"))
-    assert inner.shape == (ring.parts, 1 if ring.parts == 1 else ring.radix, 2)
-    assert turns.shape == (1 if ring.parts == 1 else ring.radix, 4096, 2)
+    inner, outer, powers = column_tables(factors, torch.device("cpu"))
+    assert inner.shape == (
+        factors.second_radix,
+        1 if factors.second_radix == 1 else factors.radix,
+        2,
+    )
+    assert outer.shape == (1 if factors.second_radix == 1 else factors.radix, 4096, 2)
     assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
 
 
@@ -93,7 +103,7 @@ class TestOnAGPU:
     def test_twice_the_error_of_plain_pytorch(self, size):
         arguments = made(*size[:5])
         u, _, right, left = arguments
-        assert long_convolution._Sizes(u, right, left).ring.size == size[5]
+        assert factors_for(u, right, left).size == size[5]
         assert_twice_the_error_of_plain_pytorch(long_convolution, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

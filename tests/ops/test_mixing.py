@@ -9,7 +9,7 @@ from support import DEVICE, assert_agree, assert_close, refused, relative_error
 from torch.nn import functional as F
 
 from dlrnn import ops
-from dlrnn.ops.cuda import mixing as kernels
+from dlrnn.ops.cuda import output_stage as kernels
 
 convolution, mixing = (sys.modules[f"dlrnn.ops.{name}"] for name in ("convolution", "mixing"))
 
@@ -181,7 +181,7 @@ def test_plans_fit_in_shared_memory(channels, columns):
         part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
         forward, backward = kernels.forward_plans(part), kernels.backward_plans(part)
         for plan in forward + backward:
-            teams = part.teams if plan.gradients else plan.groups * 64 // plan.positions
+            teams = part.tiles_at_a_time if plan.gradients else plan.groups * 64 // plan.positions
             assert plan.bytes <= kernels.SHARED_BYTES
             assert plan.stages >= 2
             assert plan.stages % teams == plan.gradients % teams == 0

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dlrnn.bench.tuning import write_table
 from dlrnn.cli import main
 from dlrnn.ops import tuning
-from dlrnn.ops.cuda import mixing
+from dlrnn.ops.cuda import output_stage as mixing
 
 GPU = "NVIDIA Abacus"
 PLANS = (64, 4), (128, 4), (32, 8)

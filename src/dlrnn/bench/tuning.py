@@ -12,7 +12,7 @@ from torch import Tensor
 from dlrnn.bench.measure import relative_error, require_right
 from dlrnn.common.files import write_whole
 from dlrnn.ops import tuning
-from dlrnn.ops.cuda import mixing
+from dlrnn.ops.cuda import output_stage as mixing
 
 TOLERANCE = 1e-5  # between two plans
 WIDTHS = 16, 32, 64, 128, 256

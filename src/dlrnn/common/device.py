@@ -1,13 +1,22 @@
 """Run Triton kernels on the device of their tensors: it launches on the current device."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU, 1 for a CPU (Triton's interpreter)."""
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def on_its_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -5,7 +5,8 @@
 This composition defines the op, and it runs wherever the fused kernels do not take the tensors: on
 other devices, in other precisions, for other activations and widths. The fused kernels keep
 sequences of up to 16384 positions in channel-major layout [B, H, L] (ops/cuda/convolution.py); the
-linear map converts the layout (ops/cuda/mixing.py), and the activation's value is never stored.
+linear map converts the layout (ops/cuda/output_stage.py), and the activation's value is never
+stored.
 
 There are two ops, so that autograd frees the convolution's result before the convolution's
 backward, which needs the memory: `convolve`, in channel-major layout if it can, and its epilogue.
@@ -28,7 +29,7 @@ from dlrnn.ops.convolution import (
     convolve,
     no_left,
 )
-from dlrnn.ops.cuda import mixing as epilogue
+from dlrnn.ops.cuda import output_stage
 from dlrnn.ops.dispatch import prefers_fused, uses_fused
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
@@ -134,7 +135,7 @@ def _(
 
 def epilogue_kernels(y: Tensor) -> ModuleType | None:
     """The fused kernels of the epilogue, if they take y."""
-    return epilogue if uses_fused("mix", y, lambda: epilogue.supports(y)) else None
+    return output_stage if uses_fused("mix", y, lambda: output_stage.supports(y)) else None
 
 
 def plain_backward(

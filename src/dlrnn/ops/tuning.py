@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dlrnn.ops.cuda.nvrtc import _cache_folder
+from dlrnn.ops.cuda.nvrtc import cache_folder
 
 SHIPPED = Path(__file__).with_name("tuned.json")
 ROUNDS = 10  # of timing, for each candidate
@@ -97,7 +97,7 @@ def _decide(
     gpu = torch.cuda.get_device_name(x.device)
     if gpu in shipped():
         return _among(candidates, shipped()[gpu].get(name))
-    folder = _cache_folder() / "tuned"
+    folder = cache_folder() / "tuned"
     about = {"gpu": gpu, "kernel": name, "candidates": [text_of(plan) for plan in candidates]}
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     path = folder / f"{name.replace(' ', '-')}-{key[:16]}.json"

@@ -1,5 +1,5 @@
-"""Kernels in CUDA C++, compiled at first use by NVRTC, which PyTorch ships.
+"""Kernels in CUDA C++, which NVRTC compiles at first use; PyTorch ships that library.
 
-Nothing here is needed to import dlrnn, and no CUDA toolkit either. One file a kernel family; each
-says with `supports` which tensors it takes.
+Importing dlrnn needs none of it, and no CUDA toolkit is needed. `supports` of each module says
+which tensors its kernels take. docs/kernels.md describes the kernel families.
 """

@@ -1,287 +1,291 @@
-// Long convolution of rows: read u, transform, multiply, transform back, write y.
+// Convolution of channel-major rows of up to 8192 entries, or 16384 with two residues: read u, transform, multiply,
+// transform back, write y.
 //
-// A real signal x of 2 N entries modulo X^2N + 1 (a wrap-around changes the sign, and nothing wraps
-// around into a row here) is the complex signal z_j = x_j - i x_(j+N) modulo X^N + i, and products need
-// no untangling:
-//   u (L entries)         z_j = u_j, if L <= N,               real in,
+// A real signal x of 2 N entries modulo X^2N + 1 is the complex signal z_j = x_j - i x_(j+N) modulo X^N + i. Entries
+// that wrap around change sign, and none of them reaches an entry of y. The pointwise product needs no untangling:
+//   u (L entries)         z_j = u_j, if L <= N,               real input,
 //   kernels               z_j = right_j + i left_(N-1-j),     two-sided at no cost,
-//   y                     y_j = Re z_j, if L <= N,            real out.
-// Spectra are [H, RINGS, 8, M / 16, 2]: points 2 k and 2 k + 1 of ring t of pass 3 at [.., k, t, :].
+//   y                     y_j = Re z_j, if L <= N,            real output.
+// Spectra are [H, RESIDUES, 8, M / 16, 2]: points 2 k and 2 k + 1 of residue t of pass 3 are at [.., k, t, :].
 //
-// A block has a channel, and goes through the sequences of a group. A row of up to 4096 points is one
-// ring, and each team is ALONE with a row. Of a row of two rings two teams do one each, and tell each
-// other their shares in it. While teams compute, the next row comes in. More rings: many_rings.cu.
+// A block has a channel, and processes the sequences of a group one after the other. With one residue (rows of up to
+// 4096 entries) each team transforms a whole row (ONE_TEAM_PER_ROW). With two, each of two teams transforms one of
+// them, and they exchange their contributions to the row. Meanwhile a bulk copy loads the next row into a stage. For
+// more residues see convolution_multi_residue.cu.
 
 extern __shared__ __align__(16) float4 shared[];
 
-constexpr bool ALONE = RINGS == 1;
-static_assert(ALONE || (RINGS == 2 && TEAMS == 2), "teams of one row are two");
+constexpr bool ONE_TEAM_PER_ROW = RESIDUES == 1;
+static_assert(ONE_TEAM_PER_ROW || (RESIDUES == 2 && TEAMS == 2), "teams of one row are two");
 
 struct Sizes {
   int B, L, stride, H, groups;
 };
 
-// What a thread works on, and the block's shared memory: points (BUFFERS for each team), boxes for rows
-// that come in, spectra of KERNELS, tables (with the long ones, if there are kernels), barriers.
-constexpr int BOXES = ALONE ? TEAMS : 1;
-constexpr int GATES = 2;
+// What a thread works on, and the block's shared memory: points (BUFFERS for each team), stages into which bulk copies
+// load rows, SPECTRA spectra of kernels, tables (all of them if there are spectra), barriers.
+constexpr int STAGES = ONE_TEAM_PER_ROW ? TEAMS : 1;
+constexpr int SPLIT_BARRIERS = 2;
 
-template <int BUFFERS, int KERNELS>
+template <int BUFFERS, int SPECTRA>
 struct Task {
   float2* work;
-  float* boxes;
-  float4 *copied, *kernels;
+  float* stages;
+  float4 *shared_tables, *kernel_spectra;
   Tables tables;
-  Barrier* barriers;  // of rows: for each team, for both; of kernels: for each team; gates of each team
-  int t, h, group, parity;  // of rows
+  Mbarrier* barriers;  // mbarriers of rows: of each team, of both; of spectra: of each team; split barriers
+  int t, h, group, parity;  // of rows' mbarrier
 
   __device__ Task(int H)
-      : t(member()), h(blockIdx.x % H), group(blockIdx.x / H), parity(0) {
+      : t(team_rank()), h(blockIdx.x % H), group(blockIdx.x / H), parity(0) {
     float2* works = reinterpret_cast<float2*>(shared);
-    work = works + team() * BUFFERS * WORK;
-    boxes = reinterpret_cast<float*>(works + TEAMS * BUFFERS * WORK);
-    kernels = reinterpret_cast<float4*>(boxes + BOXES * PARTS * M);
-    copied = kernels + KERNELS * (M / 2);
-    int tables_size = PLACES + RINGS * SHORT + (KERNELS ? (1 + RINGS) * LONG : 0);
-    barriers = reinterpret_cast<Barrier*>(copied + tables_size);
+    work = works + team() * BUFFERS * PADDED;
+    stages = reinterpret_cast<float*>(works + TEAMS * BUFFERS * PADDED);
+    kernel_spectra = reinterpret_cast<float4*>(stages + STAGES * SEGMENTS * M);
+    shared_tables = kernel_spectra + SPECTRA * (M / 2);
+    int tables_size = POSITION_TABLE + RESIDUES * RESIDUE_TABLE + (SPECTRA ? (1 + RESIDUES) * THREAD_TABLE : 0);
+    barriers = reinterpret_cast<Mbarrier*>(shared_tables + tables_size);
     if (threadIdx.x == 0) {
-      for (int k = 0; k < 2 * TEAMS + 1; ++k) barrier_start(barriers + k);
-      for (int k = 0; k < GATES * TEAMS; ++k) barrier_start(barriers + 2 * TEAMS + 1 + k, MEMBERS < 32 ? 1 : MEMBERS / 32);
-      *leaders() = 0;
+      for (int k = 0; k < 2 * TEAMS + 1; ++k) mbarrier_init(barriers + k);
+      for (int k = 0; k < SPLIT_BARRIERS * TEAMS; ++k)
+        mbarrier_init(barriers + 2 * TEAMS + 1 + k, TEAM_SIZE < 32 ? 1 : TEAM_SIZE / 32);
+      *finished_readers() = 0;
     }
     __syncthreads();
-    previous_done();
+    wait_for_previous_launch();
   }
-  __device__ Gate gate(int k) { return {barriers + 2 * TEAMS + 1 + team() * GATES + k, 0}; }
-  __device__ unsigned* leaders() {
-    return reinterpret_cast<unsigned*>(barriers + (2 + GATES) * TEAMS + 1);
+  __device__ SplitBarrier split_barrier(int k) { return {barriers + 2 * TEAMS + 1 + team() * SPLIT_BARRIERS + k, 0}; }
+  __device__ unsigned* finished_readers() {
+    return reinterpret_cast<unsigned*>(barriers + (2 + SPLIT_BARRIERS) * TEAMS + 1);
   }
-  __device__ float* box() {
-    return boxes + (ALONE ? team() * PARTS * M : 0);
+  __device__ float* stage() {
+    return stages + (ONE_TEAM_PER_ROW ? team() * SEGMENTS * M : 0);
   }
-  __device__ Barrier* row_came() {
-    return barriers + (ALONE ? team() : TEAMS);
+  __device__ Mbarrier* row_loaded() {
+    return barriers + (ONE_TEAM_PER_ROW ? team() : TEAMS);
   }
-  __device__ int ring() const {
-    return ALONE ? 0 : team();
+  __device__ int residue() const {
+    return ONE_TEAM_PER_ROW ? 0 : team();
   }
-  __device__ long long row(int b, const Sizes& of) const {
-    return ((long long)b * of.H + h) * of.stride;
+  __device__ long long row(int b, const Sizes& sizes) const {
+    return ((long long)b * sizes.H + h) * sizes.stride;
   }
-  __device__ int first_row(const Sizes& of) const {
-    return group + (ALONE ? team() * of.groups : 0);
+  __device__ int first_row(const Sizes& sizes) const {
+    return group + (ONE_TEAM_PER_ROW ? team() * sizes.groups : 0);
   }
-  __device__ int next_row(int b, const Sizes& of) const {
-    return b + (ALONE ? TEAMS : 1) * of.groups;
+  __device__ int next_row(int b, const Sizes& sizes) const {
+    return b + (ONE_TEAM_PER_ROW ? TEAMS : 1) * sizes.groups;
   }
 
-  // Asks for a row, when the team has read what was there; of two the second asks.
+  // Starts the copy of a row into the stage, when the team has read the stage; of two teams the last one starts it.
   __device__ void fetch(const float* row, int stride) {
     if (t) return;
-    if (!ALONE) {
+    if (!ONE_TEAM_PER_ROW) {
       __threadfence_block();
-      if (atomicAdd(leaders(), 1u) % 2 == 0) return;
+      if (atomicAdd(finished_readers(), 1u) % 2 == 0) return;
       __threadfence_block();
     }
-    barrier_expect(row_came(), 4 * stride);
-    copy_to_shared(box(), row, 4 * stride, row_came());
+    mbarrier_expect_bytes(row_loaded(), 4 * stride);
+    copy_to_shared(stage(), row, 4 * stride, row_loaded());
   }
   __device__ void wait() {
-    barrier_wait(row_came(), parity);
+    mbarrier_wait(row_loaded(), parity);
     parity ^= 1;
   }
 
-  // What the block needs in shared memory, and the first row.
-  __device__ void start(const float4* all_tables, const float* u, const float4* spectrum, const Sizes& of) {
-    int b = first_row(of);
-    if (b < of.B) fetch(u + row(b, of), of.stride);
-    if (KERNELS && t == 0 && team() < RINGS) {
-      const float4* from = spectrum + ((long long)h * RINGS + team()) * (M / 2);
-      Barrier* came = barriers + TEAMS + 1 + team();
-      barrier_expect(came, M * 8);
-      copy_to_shared(kernels + team() * (M / 2), from, M * 8, came);
+  // Loads tables and spectra into shared memory, and the first row.
+  __device__ void start(const float4* all_tables, const float* u, const float4* spectrum, const Sizes& sizes) {
+    int b = first_row(sizes);
+    if (b < sizes.B) fetch(u + row(b, sizes), sizes.stride);
+    if (SPECTRA && t == 0 && team() < RESIDUES) {
+      const float4* from = spectrum + ((long long)h * RESIDUES + team()) * (M / 2);
+      Mbarrier* loaded = barriers + TEAMS + 1 + team();
+      mbarrier_expect_bytes(loaded, M * 8);
+      copy_to_shared(kernel_spectra + team() * (M / 2), from, M * 8, loaded);
     }
-    tables = copy_tables(copied, all_tables, 0, RINGS, ring());
-    if (KERNELS) tables = copy_long_tables(copied + PLACES + RINGS * SHORT, tables, RINGS, ring());
+    tables = copy_tables(shared_tables, all_tables, 0, RESIDUES, residue());
+    if (SPECTRA)
+      tables = copy_large_tables(shared_tables + POSITION_TABLE + RESIDUES * RESIDUE_TABLE, tables, RESIDUES,
+                                 residue());
     __syncthreads();
   }
 };
 
-// Pass 1, from the box into `work`, once ready() has returned.
+// Pass 1, from the stage into `work`; it writes when ready() has returned.
 template <class T, class Ready>
-__device__ inline void read_row(T& task, float2* work, const Sizes& of, Ready ready) {
-  const float* box = task.box() + task.t;
-  int left = of.L - task.t;
+__device__ inline void read_row(T& task, float2* work, const Sizes& sizes, Ready ready) {
+  const float* stage = task.stage() + task.t;
+  int remaining = sizes.L - task.t;
   float2 v[16];
   task.wait();
-  auto entry = [&](int k, int r) { return box[along(k, r)]; };
-  auto checked = [&](int k, int r) { return inside(k, r, left) ? box[along(k, r)] : 0.f; };
-  if (of.L == PARTS * M) fold<0, PARTS>(v, task.tables, entry);
-  else fold<0, PARTS>(v, task.tables, checked);
-  after_fold(v, task.tables);
+  auto entry = [&](int k, int r) { return stage[entry_index(k, r)]; };
+  auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? stage[entry_index(k, r)] : 0.f; };
+  if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, task.tables, entry);
+  else fold_segments<0, SEGMENTS>(v, task.tables, checked);
+  finish_pass1(v, task.tables);
   ready();
-  put_first(work, v, task.t);
+  store_pass1(work, v, task.t);
 }
 
-// A ring's share in parts of a row, with the other team's, which are at `theirs`.
-template <int RING, bool CHECKED>
-__device__ inline void write_parts(float* y, const float2 (&v)[16], const float2* theirs, int left) {
-  constexpr int OWN = ALONE ? PARTS : PARTS / 2, FIRST = RING * OWN;
+// Writes segments of a row: this residue's contributions plus the other team's, which are at `others`.
+template <int RESIDUE, bool CHECKED>
+__device__ inline void write_segments(float* y, const float2 (&v)[16], const float2* others, int remaining) {
+  constexpr int COUNT = ONE_TEAM_PER_ROW ? SEGMENTS : SEGMENTS / 2, FIRST = RESIDUE * COUNT;
 #pragma unroll
-  for (int i = 0; i < 16 * OWN; ++i) {
+  for (int i = 0; i < 16 * COUNT; ++i) {
     int k = FIRST + i / 16, r = i % 16;
-    float value = share<RING>(v, k, r);
-    if constexpr (!ALONE) {
-      float2 two = theirs[i / 2 * place(MEMBERS)];
+    float value = contribution<RESIDUE>(v, k, r);
+    if constexpr (!ONE_TEAM_PER_ROW) {
+      float2 two = others[i / 2 * padded(TEAM_SIZE)];
       value += i % 2 ? two.y : two.x;
     }
-    if (CHECKED && !inside(k, r, left)) continue;
-    y[along(k, r)] = value;
+    if (CHECKED && !is_inside(k, r, remaining)) continue;
+    y[entry_index(k, r)] = value;
   }
 }
 
-template <int BUFFERS, int RING>
+template <int BUFFERS, int RESIDUE>
 __device__ inline void finish_row(float* y, const float2 (&v)[16], float2* work, int t, int L,
-                                  int parity, bool more) {
-  constexpr int THEIRS = (1 - RING) * (PARTS / 2);
-  float2* at = work + place(t);  // where only this thread has read
-  if constexpr (!ALONE) {
+                                  int parity, bool has_next) {
+  constexpr int OTHERS_FIRST = (1 - RESIDUE) * (SEGMENTS / 2);
+  float2* at = work + padded(t);  // only this thread has read these points
+  if constexpr (!ONE_TEAM_PER_ROW) {
 #pragma unroll
-    for (int i = 0; i < 4 * PARTS; ++i) {
-      int k = THEIRS + i / 8, r = i % 8 * 2;
-      at[i * place(MEMBERS)] = {share<RING>(v, k, r), share<RING>(v, k, r + 1)};
+    for (int i = 0; i < 4 * SEGMENTS; ++i) {
+      int k = OTHERS_FIRST + i / 8, r = i % 8 * 2;
+      at[i * padded(TEAM_SIZE)] = {contribution<RESIDUE>(v, k, r), contribution<RESIDUE>(v, k, r + 1)};
     }
-    tell(WRITTEN + RING + 2 * parity);
-    team_barrier(WRITTEN + 1 - RING + 2 * parity, THREADS);
-    at += (1 - 2 * RING) * BUFFERS * WORK;
+    signal(WRITTEN + RESIDUE + 2 * parity);
+    named_barrier(WRITTEN + 1 - RESIDUE + 2 * parity, THREADS);
+    at += (1 - 2 * RESIDUE) * BUFFERS * PADDED;
   }
-  if (L == PARTS * M) write_parts<RING, false>(y + t, v, at, L - t);
-  else write_parts<RING, true>(y + t, v, at, L - t);
-  if constexpr (!ALONE)
-    if (more) tell(READ + 1 - RING + 2 * parity);
+  if (L == SEGMENTS * M) write_segments<RESIDUE, false>(y + t, v, at, L - t);
+  else write_segments<RESIDUE, true>(y + t, v, at, L - t);
+  if constexpr (!ONE_TEAM_PER_ROW)
+    if (has_next) signal(READ + 1 - RESIDUE + 2 * parity);
 }
 
-// The last pass back. Two teams finish half of the row's parts each; `parity` is that of the row, and
-// that the other's shares have been read is told if `more` rows need the place.
+// The inverse of pass 1, and the row's entries. Two teams write half of the segments each; `parity` is that of the row.
+// The team signals that it has read the other's contributions if `has_next` rows need their place.
 template <int BUFFERS, class T>
-__device__ inline void write_row(float* y, T& task, float2* work, Entry of_thread, float2 start,
-                                 const Sizes& of, int parity, bool more) {
+__device__ inline void write_row(float* y, T& task, float2* work, Seeds thread_seeds, float2 twist,
+                                 const Sizes& sizes, int parity, bool has_next) {
   float2 v[16];
-  int t = task.t, L = of.L;
-  first_back(work, v, of_thread, start, t);
-  if (task.ring() == 0) finish_row<BUFFERS, 0>(y, v, work, t, L, parity, more);
-  else finish_row<BUFFERS, 1 % RINGS>(y, v, work, t, L, parity, more);
+  int t = task.t, L = sizes.L;
+  inverse_pass1(work, v, thread_seeds, twist, t);
+  if (task.residue() == 0) finish_row<BUFFERS, 0>(y, v, work, t, L, parity, has_next);
+  else finish_row<BUFFERS, 1 % RESIDUES>(y, v, work, t, L, parity, has_next);
 }
 
 // ------------------------------------------------------------------------- kernels
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. With two places for points:
-// the next row's first pass comes before this one's last, and nobody waits for others.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. Each team has two buffers for points, so that
+// pass 1 of the next row precedes the inverse of pass 1 of this row, and threads seldom wait at a barrier.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const float* u, float* y, const float4* spectrum, const float4* all_tables,
-             const float2* starts, int B, int L, int stride, int H, int groups) {
+             const float2* twists, int B, int L, int stride, int H, int groups) {
   Task<2, 0> task(H);
-  Sizes of = {B, L, stride, H, groups};
-  task.start(all_tables, u, spectrum, of);
+  Sizes sizes = {B, L, stride, H, groups};
+  task.start(all_tables, u, spectrum, sizes);
   const Tables& tables = task.tables;
-  int ring = task.ring(), t = task.t;
-  float2 start = starts[ring * MEMBERS + t], kernel[16];
-  Entry of_ring = tables.last(t), of_thread = tables.thread(t);
-  const float4* from = spectrum + ((long long)task.h * RINGS + ring) * (M / 2) + t;
+  int residue = task.residue(), t = task.t;
+  float2 twist = twists[residue * TEAM_SIZE + t], kernel[16];
+  Seeds residue_seeds = tables.last(t), thread_seeds = tables.thread(t);
+  const float4* from = spectrum + ((long long)task.h * RESIDUES + residue) * (M / 2) + t;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    float4 two = from[k * MEMBERS];
+    float4 two = from[k * TEAM_SIZE];
     kernel[2 * k] = {two.x, two.y}, kernel[2 * k + 1] = {two.z, two.w};
   }
-  Gate in = task.gate(0), out = task.gate(1);
-  int first = task.first_row(of), parity = 0;
-  if (first < of.B) {
-    read_row(task, task.work, of, [&] {});
-    in.arrive();
+  SplitBarrier read_done = task.split_barrier(0), inverse_done = task.split_barrier(1);
+  int first = task.first_row(sizes), parity = 0;
+  if (first < sizes.B) {
+    read_row(task, task.work, sizes, [&] {});
+    read_done.arrive();
   }
-  for (int b = first; b < of.B; parity ^= 1) {
-    int next = task.next_row(b, of), after = task.next_row(next, of);
-    float2 *work = task.work + parity * WORK, *other = task.work + (parity ^ 1) * WORK;
+  for (int b = first; b < sizes.B; parity ^= 1) {
+    int next = task.next_row(b, sizes), after = task.next_row(next, sizes);
+    float2 *work = task.work + parity * PADDED, *other = task.work + (parity ^ 1) * PADDED;
     float2 v[16], product[16];
-    in.wait();
-    if (next < of.B) task.fetch(u + task.row(next, of), of.stride);
-    to_spectrum(work, v, tables, t, [&] { return of_ring; }, [&] {});
+    read_done.wait();
+    if (next < sizes.B) task.fetch(u + task.row(next, sizes), sizes.stride);
+    to_spectrum(work, v, tables, t, [&] { return residue_seeds; }, [&] {});
 #pragma unroll
-    for (int q = 0; q < 16; ++q) product[q] = mul(v[reversed<16>(q)], kernel[q]);
+    for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
     from_spectrum(work, product, tables, t);
-    out.arrive();
-    if (next < of.B) {
-      read_row(task, other, of, [&] {
-        if (!ALONE && b != first) team_barrier(READ + team() + 2 * (parity ^ 1), THREADS);
+    inverse_done.arrive();
+    if (next < sizes.B) {
+      read_row(task, other, sizes, [&] {
+        if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team() + 2 * (parity ^ 1), THREADS);
       });
-      in.arrive();
+      read_done.arrive();
     }
-    out.wait();
-    write_row<2>(y + task.row(b, of), task, work, of_thread, start, of, parity, after < of.B);
+    inverse_done.wait();
+    write_row<2>(y + task.row(b, sizes), task, work, thread_seeds, twist, sizes, parity, after < sizes.B);
     b = next;
   }
 }
 
-// du = the correlation of dy with the kernels, and for each group of sequences the spectrum of
-// what it adds to the kernels' gradient: partial [groups, H, RINGS, 8, M / 16, 2] = sum conj(U) DY.
-// du may be dy. u comes in and then dy, in turn.
+// du = the correlation of dy with the kernels. For each group of sequences also the spectrum of its part of the
+// kernels' gradient: partial [groups, H, RESIDUES, 8, M / 16, 2] = sum conj(U) DY. du may be dy. The stage
+// alternates between u and dy.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve_backward(const float* dy, const float* u, float* du, const float4* spectrum,
-                      float4* partial, const float4* all_tables, const float2* starts, int B, int L,
+                      float4* partial, const float4* all_tables, const float2* twists, int B, int L,
                       int stride, int H, int groups) {
-  Task<1, RINGS> task(H);
-  Sizes of = {B, L, stride, H, groups};
-  task.start(all_tables, u, spectrum, of);
+  Task<1, RESIDUES> task(H);
+  Sizes sizes = {B, L, stride, H, groups};
+  task.start(all_tables, u, spectrum, sizes);
   const Tables& tables = task.tables;
-  int ring = task.ring(), t = task.t;
-  float2 start = starts[ring * MEMBERS + t], sum[16] = {};
-  auto of_ring = [&] { return tables.last(t); };
-  Gate read = task.gate(0);
-  int first = task.first_row(of);
-  for (int b = first; b < of.B;) {
-    int next = task.next_row(b, of);
-    bool more = next < of.B;
+  int residue = task.residue(), t = task.t;
+  float2 twist = twists[residue * TEAM_SIZE + t], sum[16] = {};
+  auto residue_seeds = [&] { return tables.last(t); };
+  SplitBarrier read_done = task.split_barrier(0);
+  int first = task.first_row(sizes);
+  for (int b = first; b < sizes.B;) {
+    int next = task.next_row(b, sizes);
+    bool has_next = next < sizes.B;
     float2 U[16], v[16], product[16];
-    read_row(task, task.work, of, [&] {
-      if (!ALONE && b != first) team_barrier(READ + team(), THREADS);
+    read_row(task, task.work, sizes, [&] {
+      if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team(), THREADS);
     });
-    team_wait();
-    task.fetch(dy + task.row(b, of), of.stride);
-    to_spectrum(task.work, U, tables, t, of_ring, [&] { read.arrive(); });
-    read_row(task, task.work, of, [&] { read.wait(); });
-    team_wait();
-    if (more) task.fetch(u + task.row(next, of), of.stride);
-    to_spectrum(task.work, v, tables, t, of_ring, [&] {});
-    if (b == first) barrier_wait(task.barriers + TEAMS + 1 + ring, 0);
-    const float4* kernel = task.kernels + ring * (M / 2) + t;
+    team_sync();
+    task.fetch(dy + task.row(b, sizes), sizes.stride);
+    to_spectrum(task.work, U, tables, t, residue_seeds, [&] { read_done.arrive(); });
+    read_row(task, task.work, sizes, [&] { read_done.wait(); });
+    team_sync();
+    if (has_next) task.fetch(u + task.row(next, sizes), sizes.stride);
+    to_spectrum(task.work, v, tables, t, residue_seeds, [&] {});
+    if (b == first) mbarrier_wait(task.barriers + TEAMS + 1 + residue, 0);
+    const float4* kernel = task.kernel_spectra + residue * (M / 2) + t;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      float4 two = kernel[k * MEMBERS];
+      float4 two = kernel[k * TEAM_SIZE];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         int q = 2 * k + e;
-        float2 value = v[reversed<16>(q)], other = U[reversed<16>(q)];
+        float2 value = v[bit_reversed<16>(q)], other = U[bit_reversed<16>(q)];
         sum[q] = add(sum[q], mul_conj(value, other));
         product[q] = mul_conj(value, e ? float2{two.z, two.w} : float2{two.x, two.y});
       }
     }
     from_spectrum(task.work, product, tables, t);
-    team_wait();
-    write_row<1>(du + task.row(b, of), task, task.work, tables.thread(t), start, of, 0, more);
+    team_sync();
+    write_row<1>(du + task.row(b, sizes), task, task.work, tables.thread(t), twist, sizes, 0, has_next);
     b = next;
   }
-  if constexpr (ALONE && TEAMS > 1) {  // all have a sum of the same ring
-    float2* at = task.work + place(t);
+  if constexpr (ONE_TEAM_PER_ROW && TEAMS > 1) {  // the teams' sums are of the same residue
+    float2* at = task.work + padded(t);
 #pragma unroll
-    for (int q = 0; q < 16; ++q) at[q * place(MEMBERS)] = sum[q];
+    for (int q = 0; q < 16; ++q) at[q * padded(TEAM_SIZE)] = sum[q];
     __syncthreads();
     if (team()) return;
     for (int other = 1; other < TEAMS; ++other)
 #pragma unroll
-      for (int q = 0; q < 16; ++q) sum[q] = add(sum[q], at[other * WORK + q * place(MEMBERS)]);
+      for (int q = 0; q < 16; ++q) sum[q] = add(sum[q], at[other * PADDED + q * padded(TEAM_SIZE)]);
   }
-  float4* to = partial + (((long long)task.group * of.H + task.h) * RINGS + ring) * (M / 2) + t;
+  float4* to = partial + (((long long)task.group * sizes.H + task.h) * RESIDUES + residue) * (M / 2) + t;
 #pragma unroll
   for (int k = 0; k < 8; ++k)
-    to[k * MEMBERS] = {sum[2 * k].x, sum[2 * k].y, sum[2 * k + 1].x, sum[2 * k + 1].y};
+    to[k * TEAM_SIZE] = {sum[2 * k].x, sum[2 * k].y, sum[2 * k + 1].x, sum[2 * k + 1].y};
 }

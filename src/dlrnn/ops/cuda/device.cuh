@@ -1,76 +1,76 @@
-// What only a GPU has: 16-bit storage, and copies that go on while others compute.
+// Storage types (fp32, bf16, fp16), barriers, and asynchronous copies into shared memory.
 
 #if STORAGE_BITS == 32
-typedef float Stored;
-struct __align__(16) Stored4 { float e[4]; };
-__device__ inline float widened(float value) { return value; }
-__device__ inline float narrowed(float value) { return value; }
+typedef float Storage;
+struct __align__(16) Storage4 { float e[4]; };
+__device__ inline float to_fp32(float value) { return value; }
+__device__ inline float from_fp32(float value) { return value; }
 #else
-typedef unsigned short Stored;
-struct __align__(8) Stored4 { unsigned short e[4]; };
+typedef unsigned short Storage;
+struct __align__(8) Storage4 { unsigned short e[4]; };
 #if STORAGE_IS_BF16
-__device__ inline float widened(Stored value) { return __uint_as_float((unsigned)value << 16); }
-__device__ inline Stored narrowed(float value) {
-  Stored narrow;
+__device__ inline float to_fp32(Storage value) { return __uint_as_float((unsigned)value << 16); }
+__device__ inline Storage from_fp32(float value) {
+  Storage narrow;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
   return narrow;
 }
 #else
-__device__ inline float widened(Stored value) {
+__device__ inline float to_fp32(Storage value) {
   float wide;
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
   return wide;
 }
-__device__ inline Stored narrowed(float value) {
-  Stored narrow;
+__device__ inline Storage from_fp32(float value) {
+  Storage narrow;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
   return narrow;
 }
 #endif
 #endif
 
-// What is read once must not drive the tables out of the first cache.
-__device__ inline float2 streamed(const float2* from) {
+// Loads data that is read once without displacing the tables in the L1 cache.
+__device__ inline float2 load_streaming(const float2* from) {
   float2 v;
   asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];"
                : "=f"(v.x), "=f"(v.y) : "l"(from));
   return v;
 }
 
-// Waits for `threads` threads, a multiple of 32, that share a number from 1 to 15.
-__device__ inline void team_barrier(int number, int threads) {
+// Named barrier `number` (1 to 15) of `threads` threads, a multiple of 32: arrives and waits.
+__device__ inline void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Is counted there, but does not wait.
-__device__ inline void team_arrive(int number, int threads) {
+// Arrives at a named barrier without waiting.
+__device__ inline void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // ------------------------------------------------------------------------- copies
 
-typedef unsigned long long Barrier;  // in shared memory: counts the bytes that have come
+typedef unsigned long long Mbarrier;  // in shared memory: counts arrivals, and the bytes of bulk copies
 
 __device__ inline unsigned shared_address(const void* address) {
   return (unsigned)__cvta_generic_to_shared(address);
 }
-__device__ inline void barrier_start(Barrier* barrier) {
+__device__ inline void mbarrier_init(Mbarrier* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
                ::"r"(shared_address(barrier)) : "memory");
 }
-// One that counts arrivals instead.
-__device__ inline void barrier_start(Barrier* barrier, int arrivals) {
+// An mbarrier for `arrivals` threads; the one above is for one.
+__device__ inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"
                ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-__device__ inline void barrier_arrive(Barrier* barrier) {
+__device__ inline void mbarrier_arrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-__device__ inline void barrier_expect(Barrier* barrier, int bytes) {
+__device__ inline void mbarrier_expect_bytes(Mbarrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-__device__ inline void barrier_wait(Barrier* barrier, int parity) {
+__device__ inline void mbarrier_wait(Mbarrier* barrier, int parity) {
   int done;
   do {
     asm volatile("{\n\t.reg .pred p;\n\t"
@@ -79,12 +79,13 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
                  : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
   } while (!done);
 }
-// What this thread has done in shared memory is done before a copy into it, after the next barrier.
-__device__ inline void before_copies() {
+// Orders this thread's accesses to shared memory before asynchronous ones (bulk copies, wgmma) that follow the
+// next barrier.
+__device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Addresses and bytes are multiples of 16.
-__device__ inline void copy_to_shared(void* to, const void* from, int bytes, Barrier* barrier) {
+// Starts a bulk copy; `barrier` counts its bytes. Addresses and bytes are multiples of 16.
+__device__ inline void copy_to_shared(void* to, const void* from, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[%0], [%1], %2, [%3];"
                ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))

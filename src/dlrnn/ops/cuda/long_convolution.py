@@ -1,8 +1,9 @@
-"""Convolution of sequences beyond 16384 positions: columns, rows, columns (columns.cu, rows.cu).
+"""Convolution of 16385 to 2^20 positions by a four-step FFT (fft_columns.cu, fft_rows.cu).
 
-N = C S points in C = 12 to 256 rows of S = 2048 or 4096 points. These are 2 N real entries, enough
-for a sequence and what wraps around, which is as long as a kernel. The complex rows take up to
-twice the memory of the inputs; sequences are done a few at a time: they stay below a bound.
+N = C S points form C = 12 to 256 rows of S = 2048 or 4096 points: FFT columns, FFTs of the rows
+with the pointwise product, inverse FFT columns. N complex points are 2 N real entries, enough for a
+sequence and what wraps around, which is as long as a kernel. The complex rows take up to twice the
+memory of the inputs; a few sequences are processed at a time, so that they stay below a bound.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from dlrnn.ops.cuda import nvrtc
-from dlrnn.ops.cuda.convolution import STORAGE
-from dlrnn.ops.cuda.fft import Plan, middle_radices, roots, tables
+from dlrnn.ops.cuda.convolution import STORAGE, takes
+from dlrnn.ops.cuda.fft import middle_radices, roots, tables
+from dlrnn.ops.cuda.nvrtc import ceil_div
 
 SHORTEST, LONGEST = 15, 20  # log2 of the lengths, rounded up
 WORKSPACE = 2**28  # complex points at a time: 2 GiB
@@ -22,29 +24,21 @@ WORKSPACE = 2**28  # complex points at a time: 2 GiB
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
     """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, 16385 to 2^20 positions."""
-    return (
-        u.is_cuda
-        and u.dtype in STORAGE
-        and right.dtype == left.dtype == torch.float32
-        and bool(2**SHORTEST // 2 < u.shape[1] <= 2**LONGEST)
-        and bool(u.numel() > 0)
-        and torch.cuda.get_device_capability(u.device) >= (9, 0)
-        and nvrtc.available()
-    )
+    return takes(u, right, left, SHORTEST, LONGEST)
 
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """As in `convolution`."""
     u, y = u.contiguous(), torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    size = _Sizes(u, right, left)
-    spectrum = _kernel_spectrum(right, left, size)
-    for part in size.parts():
-        Z = _columns_in(u[part], size)
-        _rows("multiply_rows", 1, size)(
-            *(size.rows, size.threads, Z, spectrum, *size.inner_tables),
-            *(Z.shape[0], size.rows),
+    sizes = _Sizes(u, right, left)
+    spectrum = _kernel_spectrum(right, left, sizes)
+    for part in sizes.parts():
+        Z = _columns(u[part], sizes)
+        _load_rows("multiply_rows", 1, sizes)(
+            *(sizes.rows, sizes.threads, Z, spectrum, *sizes.inner_tables),
+            *(Z.shape[0], sizes.rows),
         )
-        _columns_out(Z, y[part], size)
+        _inverse_columns(Z, y[part], sizes)
     return y
 
 
@@ -52,26 +46,26 @@ def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor
     """As in `convolution`."""
     dy, u = dy.to(u.dtype).contiguous(), u.contiguous()
     du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    size = _Sizes(u, right, left)
-    spectrum = _kernel_spectrum(right, left, size)
-    parts = list(size.parts())
-    partial = right.new_empty(len(parts), size.rows, size.inner, 2)
+    sizes = _Sizes(u, right, left)
+    spectrum = _kernel_spectrum(right, left, sizes)
+    parts = list(sizes.parts())
+    partial = right.new_empty(len(parts), sizes.rows, sizes.inner, 2)
     for k, part in enumerate(parts):
-        Z_dy, Z_u = _columns_in(dy[part], size), _columns_in(u[part], size)
-        _rows("correlate_rows", 2, size)(
-            *(size.rows, size.threads, Z_dy, Z_u, spectrum, partial[k]),
-            *(*size.inner_tables, Z_u.shape[0], size.rows),
+        Z_dy, Z_u = _columns(dy[part], sizes), _columns(u[part], sizes)
+        _load_rows("correlate_rows", 2, sizes)(
+            *(sizes.rows, sizes.threads, Z_dy, Z_u, spectrum, partial[k]),
+            *(*sizes.inner_tables, Z_u.shape[0], sizes.rows),
         )
-        _columns_out(Z_dy, du[part], size)
-    return du, *_kernel_gradient(partial, right, left, size)
+        _inverse_columns(Z_dy, du[part], sizes)
+    return du, *_kernel_gradient(partial, right, left, sizes)
 
 
 @dataclass(frozen=True)
-class _Ring:
-    """N = radix parts S points: columns of radix and parts, rows of S."""
+class Factors:
+    """N = radix second_radix S points: columns of radix second_radix = C points, rows of S."""
 
     radix: int
-    parts: int
+    second_radix: int
     log2_inner: int
 
     @property
@@ -82,7 +76,7 @@ class _Ring:
     @property
     def columns(self) -> int:
         """C."""
-        return self.radix * self.parts
+        return self.radix * self.second_radix
 
     @property
     def size(self) -> int:
@@ -90,163 +84,170 @@ class _Ring:
         return self.columns * self.inner
 
 
-def _smallest_ring(entries: int) -> _Ring:
-    """With 2 N >= entries."""
+def smallest_factors(entries: int) -> Factors:
+    """The factors of the smallest N with 2 N >= entries."""
     for log2_size in range(SHORTEST, LONGEST + 1):
         log2_inner = min(12, log2_size - 4)
         for radix in (12, 16):
-            ring = _Ring(radix, 2 ** (log2_size - log2_inner - 4), log2_inner)
-            if 2 * ring.size >= entries:
-                return ring
-    raise ValueError(f"{entries} entries are more than {2 * 2**LONGEST}")
+            factors = Factors(radix, 2 ** (log2_size - log2_inner - 4), log2_inner)
+            if 2 * factors.size >= entries:
+                return factors
+    raise ValueError(f"at most {2 * 2**LONGEST} entries can be convolved; got {entries}.")
+
+
+def factors_for(u: Tensor, right: Tensor, left: Tensor) -> Factors:
+    """The factors for sequences and kernels of these lengths."""
+    return smallest_factors(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
 
 
 class _Sizes:
-    """N, how it is split, and the tables."""
+    """Sizes of u, N with its factors, and tables."""
 
     def __init__(self, u: Tensor, right: Tensor, left: Tensor) -> None:
         self.batch, self.length, self.channels = u.shape
         self.device = u.device
-        self.ring = _smallest_ring(self.length + max(right.shape[1] - 1, left.shape[1]))
-        self.inner = self.ring.inner
-        self.rows = self.channels * self.ring.columns
+        self.factors = factors_for(u, right, left)
+        self.inner = self.factors.inner
+        self.rows = self.channels * self.factors.columns
         self.threads = self.inner // 16
-        self.inner_tables = tables(self.ring.log2_inner, u.device)
-        self.column_tables = _column_tables(self.ring, u.device)
+        self.inner_tables = tables(self.factors.log2_inner, u.device)
+        self.column_tables = column_tables(self.factors, u.device)
 
     @property
     def folded(self) -> bool:
-        """The end of a sequence lies in imaginary parts."""
-        return self.length > self.ring.size
+        """Whether the end of a sequence is in the imaginary parts."""
+        return self.length > self.factors.size
 
     def parts(self) -> Iterator[slice]:
-        """Sequences that are done at a time."""
-        step = max(1, WORKSPACE // (self.ring.size * self.channels))
+        """The sequences that are processed at a time."""
+        step = max(1, WORKSPACE // (self.factors.size * self.channels))
         for start in range(0, self.batch, step):
             yield slice(start, min(start + step, self.batch))
 
 
-def _columns_in(u: Tensor, size: _Sizes) -> Tensor:
-    shape = u.shape[0], size.rows, size.inner, 2
-    Z = torch.empty(shape, dtype=torch.float32, device=u.device)
-    tile = _tile("columns_in", size.ring)
-    _columns("columns_in", tile, u, size)(
-        *(tile.grid(u.shape[0], size), tile.threads, u, Z, *size.column_tables),
-        *(size.length, size.channels),
-    )
-    return Z
-
-
-def _columns_out(Z: Tensor, y: Tensor, size: _Sizes) -> None:
-    tile = _tile("columns_out", size.ring)
-    _columns("columns_out", tile, y, size)(
-        *(tile.grid(y.shape[0], size), tile.threads, Z, y, *size.column_tables),
-        *(size.length, size.channels),
-    )
-
-
 @dataclass(frozen=True)
-class _Tile:
-    """What a block of columns.cu takes: `radix` points a thread, `along` neighbours."""
+class Tile:
+    """A block's tile in fft_columns.cu: `points` adjacent points i, `radix` pieces in a thread."""
 
-    ring: _Ring
+    factors: Factors
     threads: int
-    along: int
+    points: int
     blocks: int  # of a multiprocessor
 
     @property
     def channels(self) -> int:
-        """Of a block."""
-        return self.threads // self.ring.parts // self.along
+        """Channels of a block."""
+        return self.threads // self.factors.second_radix // self.points
 
-    def grid(self, batch: int, size: _Sizes) -> tuple[int, int, int]:
-        """Blocks: along, across and sequences; of many parts across first."""
-        along, across = self.ring.inner // self.along, -(-size.channels // self.channels)
-        return (along, across, batch) if self.ring.parts == 1 else (across, along, batch)
+    def grid(self, batch: int, channels: int) -> tuple[int, int, int]:
+        """Blocks along points, channels and sequences; with a second radix channels come first."""
+        along, across = self.factors.inner // self.points, ceil_div(channels, self.channels)
+        return (along, across, batch) if self.factors.second_radix == 1 else (across, along, batch)
 
     @property
     def bytes(self) -> int:
         """Shared memory, with a point of padding."""
-        return 8 * self.ring.radix * self.threads * (self.along + 1) // self.along
+        return 8 * self.factors.radix * self.threads * (self.points + 1) // self.points
 
 
-def _tile(name: str, ring: _Ring) -> _Tile:
-    """As measured: going out, pieces of Z want to be long; of 16 parts that needs large blocks."""
-    if ring.parts == 1:
-        return _Tile(ring, 512, 16, blocks=3 if ring.radix == 12 else 2)
-    if ring.parts == 16 and name != "kernel_columns":
-        return _Tile(ring, 1024, 8 if name == "columns_out" else 4, blocks=1)
-    if ring.parts == 4 and name == "columns_out":
-        return _Tile(ring, 512, 16, blocks=2)
-    return _Tile(ring, 512, {2: 16, 4: 8, 8: 8, 16: 4}[ring.parts], blocks=2)
+def tile_for(name: str, factors: Factors) -> Tile:
+    """The tile of a kernel, by measurement: inverse columns read long runs of Z.
+
+    With a second radix of 16 that needs large blocks.
+    """
+    if factors.second_radix == 1:
+        return Tile(factors, 512, 16, blocks=3 if factors.radix == 12 else 2)
+    if factors.second_radix == 16 and not name.startswith("kernel"):
+        return Tile(factors, 1024, 8 if name == "inverse_fft_columns" else 4, blocks=1)
+    if factors.second_radix == 4 and name == "inverse_fft_columns":
+        return Tile(factors, 512, 16, blocks=2)
+    return Tile(factors, 512, {2: 16, 4: 8, 8: 8, 16: 4}[factors.second_radix], blocks=2)
 
 
-def _kernel_spectrum(right: Tensor, left: Tensor, size: _Sizes) -> Tensor:
+def _columns(u: Tensor, sizes: _Sizes) -> Tensor:
+    """Z [B, H C, S]."""
+    shape = u.shape[0], sizes.rows, sizes.inner, 2
+    Z = torch.empty(shape, dtype=torch.float32, device=u.device)
+    _run_columns("fft_columns", (u, Z), u, (sizes.length, sizes.channels), sizes)
+    return Z
+
+
+def _inverse_columns(Z: Tensor, y: Tensor, sizes: _Sizes) -> None:
+    _run_columns("inverse_fft_columns", (Z, y), y, (sizes.length, sizes.channels), sizes)
+
+
+def _kernel_spectrum(right: Tensor, left: Tensor, sizes: _Sizes) -> Tensor:
     right, left = right.contiguous(), left.contiguous()
-    Z = right.new_empty(size.rows, size.inner, 2)
-    tile = _tile("kernel_columns", size.ring)
-    blocks = size.channels * size.inner * size.ring.parts // tile.threads
-    _columns("kernel_columns_in", tile, right, size)(
-        *(blocks, tile.threads, right, left, Z, *size.column_tables),
-        *(right.shape[1], left.shape[1]),
-    )
-    _rows("transform_rows", 1, size)(
-        *(size.rows, size.threads, Z, *size.inner_tables, size.ring.size)
+    Z, lengths = right.new_empty(sizes.rows, sizes.inner, 2), (right.shape[1], left.shape[1])
+    _run_columns("kernel_fft_columns", (right, left, Z), right, lengths, sizes)
+    _load_rows("transform_rows", 1, sizes)(
+        *(sizes.rows, sizes.threads, Z, *sizes.inner_tables, sizes.factors.size)
     )
     return Z
 
 
 def _kernel_gradient(
-    partial: Tensor, right: Tensor, left: Tensor, size: _Sizes
+    partial: Tensor, right: Tensor, left: Tensor, sizes: _Sizes
 ) -> tuple[Tensor, Tensor]:
-    """`partial` is used up."""
-    _rows("transform_rows_back", 1, size)(
-        *(size.rows, size.threads, partial, *size.inner_tables),
-        *(size.ring.size, partial.shape[0], size.rows),
+    """The gradients of both kernels from `partial`, which is overwritten."""
+    _load_rows("inverse_transform_rows", 1, sizes)(
+        *(sizes.rows, sizes.threads, partial, *sizes.inner_tables),
+        *(sizes.factors.size, partial.shape[0], sizes.rows),
     )
     d_right, d_left = right.new_empty(right.shape), left.new_empty(left.shape)
-    tile = _tile("kernel_columns", size.ring)
-    blocks = size.channels * size.inner * size.ring.parts // tile.threads
-    _columns("kernel_columns_out", tile, right, size)(
-        *(blocks, tile.threads, partial, d_right, d_left, *size.column_tables),
-        *(right.shape[1], left.shape[1]),
-    )
+    tensors, lengths = (partial, d_right, d_left), (right.shape[1], left.shape[1])
+    _run_columns("kernel_inverse_fft_columns", tensors, right, lengths, sizes)
     return d_right, d_left
 
 
-def _rows(name: str, signals: int, size: _Sizes) -> nvrtc.Kernel:
-    """With shared memory for the transforms of so many signals, and a row that comes in."""
-    plan = Plan(size.ring.log2_inner, size.threads, blocks=512 // size.threads)
-    points = signals * (plan.size + plan.size // 16) + plan.size
-    powers = plan.size // 16 // middle_radices(plan.log2_size)[0] + 16
-    files = ("device.cuh", "butterflies.cuh", "fft.cuh", "rows.cu")
-    return nvrtc.load(files, name, plan.defines, 8 * points + 16 * powers + 16, size.device.index)
+def _load_rows(name: str, signals: int, sizes: _Sizes) -> nvrtc.Kernel:
+    """A kernel of fft_rows.cu, with shared memory for `signals` transforms and a stage."""
+    defines = (
+        ("STORAGE_BITS", 32),
+        ("LOG2N", sizes.factors.log2_inner),
+        ("CHANNELS", 1),
+        ("THREADS", sizes.threads),
+        ("BLOCKS", 512 // sizes.threads),
+    )
+    points = signals * (sizes.inner + sizes.inner // 16) + sizes.inner
+    powers = sizes.inner // 16 // middle_radices(sizes.factors.log2_inner)[0] + 16
+    files = ("device.cuh", "butterflies.cuh", "fft.cuh", "fft_rows.cu")
+    return nvrtc.load(files, name, defines, 8 * points + 16 * powers + 16, sizes.device.index)
 
 
-def _columns(name: str, tile: _Tile, like: Tensor, size: _Sizes) -> nvrtc.Kernel:
-    bits, is_bf16 = STORAGE[like.dtype]
+def _run_columns(
+    name: str, tensors: tuple[Tensor, ...], stored: Tensor, lengths: tuple[int, int], sizes: _Sizes
+) -> None:
+    """Launch a kernel of fft_columns.cu; `stored` is the tensor in the sequences' dtype."""
+    tile = tile_for(name, sizes.factors)
+    bits, is_bf16 = STORAGE[stored.dtype]
     defines = (
         ("STORAGE_BITS", bits),
         ("STORAGE_IS_BF16", is_bf16),
         ("THREADS", tile.threads),
         ("BLOCKS", tile.blocks),
-        ("TILE_POINTS", tile.along),
-        ("COLUMN_RADIX", tile.ring.radix),
-        ("PARTS", tile.ring.parts),
-        ("LOG2S", tile.ring.log2_inner),
-        ("FOLDED", int(size.folded)),
+        ("TILE_POINTS", tile.points),
+        ("COLUMN_RADIX", tile.factors.radix),
+        ("SECOND_RADIX", tile.factors.second_radix),
+        ("LOG2S", tile.factors.log2_inner),
+        ("FOLDED", int(sizes.folded)),
     )
-    files = ("device.cuh", "butterflies.cuh", "radix12.cuh", "columns.cu")
-    return nvrtc.load(files, name, defines, tile.bytes, like.device.index)
+    grid = tile.grid(stored.shape[0], sizes.channels)
+    if name.startswith("kernel"):  # a block has one channel
+        grid = sizes.channels * sizes.inner * tile.factors.second_radix // tile.threads, 1, 1
+    files = ("device.cuh", "butterflies.cuh", "radix12.cuh", "fft_columns.cu")
+    nvrtc.load(files, name, defines, tile.bytes, sizes.device.index)(
+        *(grid, tile.threads), *tensors, *sizes.column_tables, *lengths
+    )
 
 
 @cache
-def _column_tables(ring: _Ring, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """`inner`, `turns` and `powers` of columns.cu; made in float64."""
-    i = torch.arange(ring.inner, dtype=torch.float64) / ring.size
-    m = torch.arange(ring.parts, dtype=torch.float64) / ring.columns
-    p = torch.arange(ring.radix if ring.parts > 1 else 1) + 0.25
-    powers = ring.radix * i if ring.parts > 1 else i
+def column_tables(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """`inner`, `outer` and `powers` of fft_columns.cu; computed in float64."""
+    i = torch.arange(factors.inner, dtype=torch.float64) / factors.size
+    m = torch.arange(factors.second_radix, dtype=torch.float64) / factors.columns
+    p = torch.arange(factors.radix if factors.second_radix > 1 else 1) + 0.25
+    powers = factors.radix * i if factors.second_radix > 1 else i
     pairs = torch.cat((roots(powers), roots(4 * powers)), dim=1)
-    inner, turns = roots(torch.outer(m, p)), roots(torch.outer(p, i))
-    return inner.float().to(device), turns.float().to(device), pairs.float().to(device)
+    inner, outer = roots(torch.outer(m, p)), roots(torch.outer(p, i))
+    return inner.float().to(device), outer.float().to(device), pairs.float().to(device)

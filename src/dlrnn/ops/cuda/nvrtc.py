@@ -1,9 +1,9 @@
-"""CUDA C++ compiled at first use by the NVRTC library that PyTorch brings, and launched.
+"""Compile CUDA C++ with NVRTC at first use, and launch it.
 
-A binary is kept in the user's cache folder (`DLRNN_CACHE`, else `~/.cache/dlrnn`) under the hash of
-its source, its options and the compiler's version; it is written beside and renamed, so that any
-number of processes may compile at once. Kernels run on PyTorch's current stream: a CUDA graph can
-capture them, once they have been compiled.
+Binaries are kept in the user's cache folder (`DLRNN_CACHE`, else `~/.cache/dlrnn`) under the hash
+of source, options and compiler version. They are written to a temporary file and renamed, so that
+any number of processes may compile at once. Kernels run on PyTorch's current stream; a CUDA graph
+can capture them once they have been compiled.
 """
 
 import contextlib
@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 SOURCES = Path(__file__).parent
-SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+SHARED_BYTES = 8  # the attribute CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 Defines = tuple[tuple[str, int], ...]
-STARTS_EARLY = ("STARTS_EARLY", 1)
+PROGRAMMATIC_LAUNCH = ("PROGRAMMATIC_LAUNCH", 1)
+"""Marks kernels that are launched with programmatic dependent launch."""
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, of a number."""
+    """CUlaunchAttribute with a number as its value."""
 
     _fields_ = (("id", ctypes.c_int), ("value", ctypes.c_int64), ("rest", ctypes.c_int64 * 7))
 
@@ -41,26 +42,28 @@ class _Launch(ctypes.Structure):
     )
 
 
-_PROGRAMMATIC = _Attribute(id=6, value=1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_PROGRAMMATIC_LAUNCH = _Attribute(
+    id=6, value=1
+)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Kernel:
     """A compiled kernel: call it with blocks, threads and its arguments.
 
-    One that starts early may begin while the kernel before it ends, and waits for it by itself
-    (griddepcontrol.wait).
+    With `programmatic` dependent launch it may start while the previous kernel on the stream is
+    still running, and waits for it with griddepcontrol.wait.
     """
 
     def __init__(
-        self, function: ctypes.c_void_p, shared_bytes: int, device: int, early: bool = False
+        self, function: ctypes.c_void_p, shared_bytes: int, device: int, programmatic: bool = False
     ) -> None:
         self._function, self._shared_bytes, self._device = function, shared_bytes, device
-        self._early = early
+        self._programmatic = programmatic
 
     def __call__(
         self, blocks: int | tuple[int, int, int], threads: int, *arguments: Tensor | int
     ) -> None:
-        """Launch on the device's current stream; a tensor is its address, a number an int."""
+        """Launch on the device's current stream; tensors become addresses, numbers int."""
         values = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
             for a in arguments
@@ -73,8 +76,8 @@ class Kernel:
             _make_context_current(self._device)
             launch = _Launch(
                 *(grid, (threads, 1, 1), self._shared_bytes),
-                *(torch.cuda.current_stream().cuda_stream, ctypes.pointer(_PROGRAMMATIC)),
-                int(self._early),
+                *(torch.cuda.current_stream().cuda_stream, ctypes.pointer(_PROGRAMMATIC_LAUNCH)),
+                int(self._programmatic),
             )
             _check(
                 _driver().cuLaunchKernelEx(
@@ -83,32 +86,43 @@ class Kernel:
             )
 
 
+def runs_on(x: Tensor, *, newer: bool = False) -> bool:
+    """Whether x is a non-empty tensor on a Hopper GPU (or a `newer` one) and NVRTC is available."""
+    if not (x.is_cuda and bool(x.numel() > 0)):
+        return False
+    capability = torch.cuda.get_device_capability(x.device)
+    return (capability >= (9, 0) if newer else capability == (9, 0)) and available()
+
+
 def aligned(x: Tensor) -> Tensor:
-    """Contiguous, from a multiple of 16 bytes on."""
+    """x, contiguous and aligned to 16 bytes."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def ceil_div(size: int, tile: int) -> int:
+    """How many tiles cover `size`."""
+    return -(-size // tile)
 
 
 @cache
 def load(
     files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
 ) -> Kernel:
-    """Kernel `name` of these source files, read one after the other, on a CUDA device; one of which
-    `STARTS_EARLY` is defined does.
-    """
+    """Kernel `name` of the concatenated source files, on a CUDA device."""
     major, minor = torch.cuda.get_device_capability(device)
-    binary = _binary(files, defines, f"sm_{major}{minor}a")
+    binary = cubin(files, defines, f"sm_{major}{minor}a")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         _make_context_current(device)
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
-    return Kernel(function, shared_bytes, device, STARTS_EARLY in defines)
+    return Kernel(function, shared_bytes, device, PROGRAMMATIC_LAUNCH in defines)
 
 
 def _make_context_current(device: int) -> None:
-    """PyTorch's context; a thread that has not called CUDA yet (autograd's) has none."""
+    """Use PyTorch's context; a thread that has not called CUDA yet (autograd's) has none."""
     context = ctypes.c_void_p()
     _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
     if context.value is None:
@@ -118,9 +132,9 @@ def _make_context_current(device: int) -> None:
 
 @cache
 def available() -> bool:
-    """NVRTC and the driver can be opened."""
+    """Whether NVRTC and the driver can be opened."""
     try:
-        _nvrtc(), _driver()
+        library(), _driver()
     except OSError:
         return False
     return True
@@ -130,37 +144,40 @@ def available() -> bool:
 
 
 @cache
-def _binary(files: tuple[str, ...], defines: Defines, architecture: str) -> bytes:
+def cubin(files: tuple[str, ...], defines: Defines, architecture: str) -> bytes:
+    """The binary of the concatenated source files, from the cache folder or compiled."""
     source = "\n".join((SOURCES / file).read_text() for file in files)
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in defines]
     key = hashlib.sha256("\0".join((source, *options, _version())).encode()).hexdigest()
-    path = _cache_folder() / f"{Path(files[-1]).stem}-{key[:32]}.cubin"
+    path = cache_folder() / f"{Path(files[-1]).stem}-{key[:32]}.cubin"
     if path.exists():
         return path.read_bytes()
-    _say_once(architecture, path.parent)
-    binary = _compile(source, options)
-    with contextlib.suppress(OSError):  # a cache that cannot be written is compiled again
+    _announce(architecture, path.parent)
+    binary = compile_source(source, options)
+    with contextlib.suppress(OSError):  # without a writable cache the next process compiles again
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as beside:
-            beside.write(binary)
-        os.replace(beside.name, path)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as temporary:
+            temporary.write(binary)
+        os.replace(temporary.name, path)
     return binary
 
 
 @cache
-def _say_once(architecture: str, folder: Path) -> None:
+def _announce(architecture: str, folder: Path) -> None:
     text = "compiling kernels for %s, for the first time here: about 20 s; they are kept in %s"
     logging.getLogger("dlrnn").warning(text, architecture, folder)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of compiled kernels and of tuning results."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("DLRNN_CACHE") or Path(home) / "dlrnn")
 
 
-def _compile(source: str, options: list[str]) -> bytes:
-    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+def compile_source(source: str, options: list[str]) -> bytes:
+    """The cubin of a CUDA C++ source."""
+    nvrtc, program = library(), ctypes.c_void_p()
     nothing = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), b"dlrnn.cu", 0, nothing, nothing
@@ -186,14 +203,14 @@ def _text(size_of: "ctypes._FuncPointer", read: "ctypes._FuncPointer", program: 
 
 
 @cache
-def _nvrtc() -> ctypes.CDLL:
-    """By its name if the loader knows it, else from the packages that PyTorch came with."""
+def library() -> ctypes.CDLL:
+    """NVRTC: by its name if the loader finds it, else from the nvidia packages beside PyTorch's."""
     version = torch.version.cuda
     name = f"libnvrtc.so.{version.split('.')[0]}" if version else "libnvrtc.so.*"
     with contextlib.suppress(OSError):
         return ctypes.CDLL(name)
     for path in sorted((Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}")):
-        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # which it looks for by name
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # NVRTC looks for them by name
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(str(path))
     raise OSError(f"{name} was not found: is PyTorch a CUDA build?")
@@ -201,7 +218,7 @@ def _nvrtc() -> ctypes.CDLL:
 
 def _version() -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
 
 

@@ -1,33 +1,36 @@
-// The Vandermonde product K = Re(W P), P_nk = lambda_n^k, and the moments M = v P^T, on tensor
-// cores; P is never in memory.
+// The Vandermonde product K = Re(W P), P_nk = lambda_n^k, and the moments M = v P^T, on tensor cores; P is never
+// stored.
 //
-// Numbers are x = high + low in fp16, and x y = low high + high low + high high (2^-22), or with one
-// of three PRODUCTS high high (2^-11, as in tf32), scaled so that nothing leaves fp16's range: rows of W and v to 2^13 at most, lambda^a by 2^14; hence
-// |lambda| <= 1. One warp copies ahead (arrangements in memory are those of the products, so a copy
-// is a run of bytes); two groups of four warps multiply.
+// A number is split into fp16 parts, x = high + low. With PRODUCTS 3, x y = low high + high low + high high (error
+// 2^-22); with PRODUCTS 1, x y = high high (error 2^-11, as tf32). Everything is scaled to stay in fp16's range: rows
+// of W and v to at most 2^13, lambda^a by 2^14; hence |lambda| <= 1.
+//
+// Warp specialisation: one producer warp runs bulk copies into the stages in shared memory, two consumer groups of
+// four warps multiply. Each stage has two mbarriers: `full` (the copies are complete), `empty` (the consumers have
+// read it). Global memory is arranged as wgmma reads it, so that a copy is one run of bytes.
 
-#define STATES 32  // of a chunk of the product's sum
+#define STATES 32  // states of a chunk of the sum
 #define HEIGHT 32  // rows of W in a tile
 #define BLOCKS 4   // of 128 positions in a tile
 #define ROWS 64    // rows of v in a tile
 
 // ------------------------------------------------------------------------- product
 
-// K[a + 128 b] = sum_n Re((W_n lambda_n^(128 b)) lambda_n^a): rows are (b, row of W), columns a,
-// and the sum runs over (n, re or im). The scaled weights (re, -im) are made in registers.
+// K[a + 128 b] = sum_n Re((W_n lambda_n^(128 b)) lambda_n^a): the rows of the matrix product are (b, row of W), the
+// columns a, and the sum runs over n and (re, im). The scaled weights (re, -im) are computed in registers.
 
 struct ProductStage {
-  uint4 table[4][2][2][128];     // 8 states each: high or low, which four, a: (re, im) of four
-  float4 weights[4][2][2][32];   // 8 states each: 16 rows, 8 rows, lane: states t and t + 4
+  uint4 table[4][2][2][128];     // [8 states][high, low][4 states][a]: (re, im) of four states
+  float4 weights[4][2][2][32];   // [8 states][16 rows][8 rows][lane]: states t and t + 4
   float2 scale[BLOCKS][STATES];  // lambda^(128 b)
 };
 #define PRODUCT_STAGES 4
 
-__device__ inline void scaled(float w_re, float w_im, float2 s, unsigned& high, unsigned& low) {
-  halves(w_re * s.x - w_im * s.y, -w_re * s.y - w_im * s.x, high, low);
+__device__ inline void scaled_weight(float w_re, float w_im, float2 s, unsigned& high, unsigned& low) {
+  split_fp16(w_re * s.x - w_im * s.y, -w_re * s.y - w_im * s.x, high, low);
 }
 
-// The scaled weights of a chunk, as a warp's operands.
+// The scaled weights of a chunk, as the operand A of a warp.
 struct Operands {
   unsigned high[4][4], low[4][4];
 
@@ -38,109 +41,109 @@ struct Operands {
       float4 lower = stage->weights[q][warp % 2][1][lane];
       float2 s = stage->scale[warp / 2][8 * q + lane % 4];
       float2 s4 = stage->scale[warp / 2][8 * q + lane % 4 + 4];
-      scaled(upper.x, upper.y, s, high[q][0], low[q][0]);
-      scaled(lower.x, lower.y, s, high[q][1], low[q][1]);
-      scaled(upper.z, upper.w, s4, high[q][2], low[q][2]);
-      scaled(lower.z, lower.w, s4, high[q][3], low[q][3]);
+      scaled_weight(upper.x, upper.y, s, high[q][0], low[q][0]);
+      scaled_weight(lower.x, lower.y, s, high[q][1], low[q][1]);
+      scaled_weight(upper.z, upper.w, s4, high[q][2], low[q][2]);
+      scaled_weight(lower.z, lower.w, s4, high[q][3], low[q][3]);
     }
   }
 };
 
-// While the products of a chunk run, the operands of the next are made.
-__device__ inline void one_chunk(int i, int count, ProductStage* stages, Barrier* full,
-                                 Barrier* empty, const Operands& now, Operands& next,
-                                 float (&sum)[64], float (&total)[64]) {
+// Issues the products of chunk i, computes the operands of the next chunk meanwhile, and adds the result to `total`.
+__device__ inline void multiply_chunk(int i, int count, ProductStage* stages, Mbarrier* full,
+                                      Mbarrier* empty, const Operands& current, Operands& next,
+                                      float (&sum)[64], float (&total)[64]) {
   const ProductStage* stage = stages + i % PRODUCT_STAGES;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  settled(sum);
-  products_begin();
+  pin_registers(sum);
+  wgmma_fence();
 #if PRODUCTS == 3
 #pragma unroll
-  for (int q = 0; q < 4; q++) multiply(sum, now.low[q], operand(stage->table[q][0], 2048), q > 0);
+  for (int q = 0; q < 4; q++) wgmma<0>(sum, current.low[q], b_descriptor(stage->table[q][0], 2048), q > 0);
 #pragma unroll
-  for (int q = 0; q < 4; q++) multiply(sum, now.high[q], operand(stage->table[q][1], 2048), 1);
+  for (int q = 0; q < 4; q++) wgmma<0>(sum, current.high[q], b_descriptor(stage->table[q][1], 2048), 1);
 #endif
 #pragma unroll
   for (int q = 0; q < 4; q++)
-    multiply(sum, now.high[q], operand(stage->table[q][0], 2048), PRODUCTS == 3 || q > 0);
-  products_end();
+    wgmma<0>(sum, current.high[q], b_descriptor(stage->table[q][0], 2048), PRODUCTS == 3 || q > 0);
+  wgmma_commit();
   if (i + 1 < count) {
-    barrier_wait(full + (i + 1) % PRODUCT_STAGES, (i + 1) / PRODUCT_STAGES & 1);
+    mbarrier_wait(full + (i + 1) % PRODUCT_STAGES, (i + 1) / PRODUCT_STAGES & 1);
     next.make(stages + (i + 1) % PRODUCT_STAGES, warp, lane);
   }
-  products_wait<0>();
-  settled(sum);
-  if (lane == 0) barrier_arrive(empty + i % PRODUCT_STAGES);
+  wgmma_wait<0>();
+  pin_registers(sum);
+  if (lane == 0) mbarrier_arrive(empty + i % PRODUCT_STAGES);
 #pragma unroll
   for (int j = 0; j < 64; j++) total[j] += sum[j];
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
-product(const float4* weights, const float* back, const uint4* table, const double2* block,
-        const double2* tiles, const double2* leaps, float* partial, int rows, int row_tiles,
-        int position_tiles, int length, int states, int share) {
+product(const float4* weights, const float* inverse_scale, const uint4* table, const double2* block_power,
+        const double2* tile_powers, const double2* coarse_powers, float* partial, int rows, int row_tiles,
+        int position_tiles, int length, int states, int chunks_per_part) {
   extern __shared__ __align__(128) unsigned char memory[];
   ProductStage* stages = (ProductStage*)memory;
-  Barrier* full = (Barrier*)(stages + PRODUCT_STAGES);
-  Barrier* empty = full + PRODUCT_STAGES;
+  Mbarrier* full = (Mbarrier*)(stages + PRODUCT_STAGES);
+  Mbarrier* empty = full + PRODUCT_STAGES;
   int row_tile = blockIdx.x % row_tiles, tile = blockIdx.x / row_tiles % position_tiles;
   int part = blockIdx.x / row_tiles / position_tiles;
-  int chunks = states / STATES, first = part * share, count = min(share, chunks - first);
+  int chunks = states / STATES, first = part * chunks_per_part, count = min(chunks_per_part, chunks - first);
   int thread = threadIdx.x, lane = thread % 32;
   if (thread == 0)
     for (int i = 0; i < PRODUCT_STAGES; i++) {
-      barrier_start(full + i, 2);  // the copies, the scales
-      barrier_start(empty + i, CONSUMERS / 32);
+      mbarrier_init(full + i, 2);  // arrivals: the thread that copies, the warp that writes the scales
+      mbarrier_init(empty + i, CONSUMERS / 32);
     }
   __syncthreads();
   if (thread >= CONSUMERS) {
-    fewer_registers();
+    decrease_registers<40>();
     if (thread >= CONSUMERS + 32) return;
-    const double2* at_tile = tiles + (long long)(tile % 64) * states + lane;
-    const double2* at_leap = leaps + (long long)(tile / 64) * states + lane;
+    const double2* at_tile = tile_powers + (long long)(tile % 64) * states + lane;
+    const double2* at_coarse = coarse_powers + (long long)(tile / 64) * states + lane;
     int n = first * STATES;
-    double2 of_tile = at_tile[n], of_leap = at_leap[n], step = block[n + lane];
+    double2 of_tile = at_tile[n], of_coarse = at_coarse[n], step = block_power[n + lane];
     for (int i = 0; i < count; i++) {
       ProductStage* stage = stages + i % PRODUCT_STAGES;
-      Barrier* arrived = full + i % PRODUCT_STAGES;
-      if (i >= PRODUCT_STAGES) barrier_wait(empty + i % PRODUCT_STAGES, i / PRODUCT_STAGES - 1 & 1);
+      Mbarrier* loaded = full + i % PRODUCT_STAGES;
+      if (i >= PRODUCT_STAGES) mbarrier_wait(empty + i % PRODUCT_STAGES, i / PRODUCT_STAGES - 1 & 1);
       if (lane == 0) {
         int chunk = first + i, bytes = sizeof(stage->table), w_bytes = sizeof(stage->weights);
-        barrier_expect(arrived, bytes + w_bytes);
-        copy_to_shared(stage->table, (char*)table + (long long)chunk * bytes, bytes, arrived);
+        mbarrier_expect_bytes(loaded, bytes + w_bytes);
+        copy_to_shared(stage->table, (char*)table + (long long)chunk * bytes, bytes, loaded);
         copy_to_shared(stage->weights,
                        (char*)weights + ((long long)row_tile * chunks + chunk) * w_bytes, w_bytes,
-                       arrived);
+                       loaded);
       }
-      double2 power = times(of_tile, of_leap), of_block = step;
+      double2 power = times(of_tile, of_coarse), of_block = step;
       n += i + 1 < count ? STATES : 0;
-      of_tile = at_tile[n], of_leap = at_leap[n], step = block[n + lane];
+      of_tile = at_tile[n], of_coarse = at_coarse[n], step = block_power[n + lane];
       for (int b = 0; b < BLOCKS; b++) {
         stage->scale[b][lane] = make_float2(power.x, power.y);
         power = times(power, of_block);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(arrived);
+      if (lane == 0) mbarrier_arrive(loaded);
     }
     return;
   }
-  more_registers();
+  increase_registers<232>();
   int warp = thread / 32, half = warp % 2, g = lane / 4, t = lane % 4;
   float total[64], sum[64];
 #pragma unroll
   for (int i = 0; i < 64; i++) total[i] = 0;
   Operands even, odd;
-  barrier_wait(full, 0);
+  mbarrier_wait(full, 0);
   even.make(stages, warp, lane);
   for (int i = 0; i < count; i += 2) {
-    one_chunk(i, count, stages, full, empty, even, odd, sum, total);
-    if (i + 1 < count) one_chunk(i + 1, count, stages, full, empty, odd, even, sum, total);
+    multiply_chunk(i, count, stages, full, empty, even, odd, sum, total);
+    if (i + 1 < count) multiply_chunk(i + 1, count, stages, full, empty, odd, even, sum, total);
   }
 #pragma unroll
   for (int below = 0; below < 2; below++) {
     int row = row_tile * HEIGHT + half * 16 + below * 8 + g;
     if (row >= rows) break;
-    float unscale = back[row];
+    float unscale = inverse_scale[row];
     int k = (tile * BLOCKS + warp / 2) * 128 + 2 * t;
     long long entries = ((long long)rows * length + 3) / 4 * 4;
     float* to = partial + part * entries + (long long)row * length;
@@ -167,14 +170,14 @@ moments(const char* values, const double2* log_lambda, float2* partial, int rows
   int row_tiles = (rows + ROWS - 1) / ROWS, row_tile = blockIdx.x % row_tiles;
   int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   int n = blockIdx.x / row_tiles * 128 + warp * 16 + g;
-  moments_start(memory);
+  moments_init(memory);
   if (threadIdx.x >= CONSUMERS) {
-    moments_copy(values + (long long)row_tile * steps * sizeof(MomentsStage), steps, memory);
+    moments_produce(values + (long long)row_tile * steps * sizeof(MomentsStage), steps, memory);
     return;
   }
   float re[32], im[32];
-  moments_of(log_lambda[min(n, states - 1)], log_lambda[min(n + 8, states - 1)], steps, memory, re,
-             im);
+  moments_consume(log_lambda[min(n, states - 1)], log_lambda[min(n + 8, states - 1)], steps, memory, re,
+                  im);
 #pragma unroll
   for (int j = 0; j < 32; j++) {
     int row = row_tile * ROWS + j / 4 * 8 + 2 * t + j % 2, state = n + 8 * (j / 2 % 2);

@@ -1,1 +1,1 @@
-"""Kernels in Triton. Nothing here is needed to import dlrnn; one file a kernel family."""
+"""Kernels in Triton, one file for each kernel family. Importing dlrnn does not need them."""

@@ -1,8 +1,9 @@
-"""From a diagonal-plus-low-rank system to the weights of its sections (ops/dplr.py), float64.
+"""From a diagonal-plus-low-rank system to the weights of its sections (ops/dplr.py), in float64.
 
-A program has a channel. It makes the matrix of a step, transposed, in registers and takes rows
-of C through its n-th power, by the binary digits of n. Backward has the squares in memory, and
-a kernel for each digit. PyTorch needs 370 small kernels for both ways, here they are 40.
+A program has a channel. It computes the transposed matrix of a time step in registers and
+multiplies rows of C by its n-th power by repeated squaring. Backward stores the squares in memory
+and launches a kernel for each binary digit of n. PyTorch needs 370 small kernels for forward and
+backward, this module 40.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -16,16 +17,16 @@ from torch import Tensor
 from dlrnn.common.device import on_its_device
 from dlrnn.ops.dplr import DPLR
 from dlrnn.ops.pairs import conjugate
-from dlrnn.ops.triton.sections import _times
+from dlrnn.ops.triton.sections import times
 
-LARGEST = 64  # states N, whose matrix a program can hold
-HEIGHT = 16  # rows that a matrix product has at least
+LARGEST = 64  # states N of a matrix that fits into a program's registers
+HEIGHT = 16  # the fewest rows of a matrix product
 WARPS = 8
 
 
 @on_its_device
 def weights(system: DPLR, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """[H, 4 R + 4, M], a and b [H, M], and C as corrected for the length; R 1 or 2."""
+    """Weights [H, 4 R + 4, M], a and b [H, M], and `C - C Abar^n`; R 1 or 2."""
     Lambda, P, B, C, dt = system
     outputs, channels, pairs, _ = C.shape
     corrected = torch.empty_like(C)
@@ -48,7 +49,7 @@ def weights(system: DPLR, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def gradients(
     grads: tuple[Tensor, ...], system: DPLR, corrected: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of the system's five tensors."""
+    """The gradients of the system's five tensors."""
     Lambda, P, B, C, dt = system
     outputs, channels, pairs, _ = C.shape
     d_corrected = torch.empty_like(C)
@@ -70,7 +71,7 @@ def gradients(
 
 
 def _rows_gradients(grad: Tensor, system: DPLR, length: int) -> tuple[Tensor, Tensor]:
-    """From the gradient of `C - C Abar^n`: those of C, and of the step's matrix, [H, N, N]."""
+    """From the gradient of `C - C Abar^n` those of C and of the step's matrix, [H, N, N]."""
     Lambda, P, _, C, dt = system
     outputs, channels, pairs, _ = C.shape
     squares = C.new_empty(length.bit_length(), channels, 2 * pairs, 2 * pairs)
@@ -115,7 +116,7 @@ def _sizes(C: Tensor, length: int) -> dict[str, Any]:
 @triton.jit
 @no_type_check
 def _vectors(Lambda, P, half, STATES: tl.constexpr, WIDTH: tl.constexpr):
-    """Each number's own P and its pair's other one, Lambda, `1 / (1 - mu) = x + i y`, signs."""
+    """Of each real number: P, the other P of its pair, Lambda, `1 / (1 - mu) = x + i y`, sign."""
     i = tl.arange(0, WIDTH)
     known = i < STATES
     own = tl.load(P + i, mask=known, other=0.0)
@@ -131,7 +132,7 @@ def _vectors(Lambda, P, half, STATES: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def _rank_one(own, other, x, y, sign, dt):  # noqa: PLR0917
-    """`P / (1 - mu)`, `P / (1 - mu)*`, and Sherman and Morrison's `dt / (1 + dt along)`."""
+    """`P / (1 - mu)`, `P / (1 - mu)*`, and `dt / (1 + dt along)` (Sherman-Morrison)."""
     along = tl.sum(own * own * x, 0)
     return x * own - sign * y * other, x * own + sign * y * other, dt / (dt * along + 1.0)
 
@@ -143,7 +144,7 @@ def _rows(  # noqa: PLR0917
     STATES: tl.constexpr, OUTPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """`C - C Abar^n`; or else keeps all squares of the step, and the rows before each."""
+    """`C - C Abar^n`; or, with KEEP, all squares of the step and the rows before each of them."""
     h = tl.program_id(0).to(tl.int64)
     length = tl.load(dt + h)
     own, other, _, _, x, y, sign = _vectors(Lambda, P, length * 0.5, STATES, WIDTH)
@@ -174,11 +175,11 @@ def _rows(  # noqa: PLR0917
 
 @triton.jit
 @no_type_check
-def _strip(  # noqa: PLR0917
+def _load_columns(  # noqa: PLR0917
     matrix, first, STATES: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     COUNT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a matrix, or of its transpose: the steps down and across say which."""
+    """COUNT columns of a matrix or of its transpose, with strides DOWN and ACROSS."""
     i, j = tl.arange(0, WIDTH)[:, None], first + tl.arange(0, COUNT)[None, :]
     return tl.load(matrix + i * DOWN + j * ACROSS, mask=(i < STATES) & (j < STATES), other=0.0)
 
@@ -190,7 +191,7 @@ def _power_back(  # noqa: PLR0917
     STATES: tl.constexpr, OUTPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HAS_SQUARE: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """From the gradients of `step step` and `rows step`, if it has them, those of step and rows."""
+    """From the gradients of `step step` and `rows step`, if any, those of step and rows."""
     h = tl.program_id(0).to(tl.int64)
     square += h * STATES * STATES
     i = tl.arange(0, WIDTH)
@@ -199,12 +200,12 @@ def _power_back(  # noqa: PLR0917
     if HAS_SQUARE:  # of_square step^T + step^T of_square
         of_square += h * STATES * STATES
         for first in range(0, WIDTH, HEIGHT):
-            left = _strip(of_square, first, STATES, STATES, 1, HEIGHT, WIDTH)
-            right = _strip(square, first, STATES, STATES, 1, HEIGHT, WIDTH)
+            left = _load_columns(of_square, first, STATES, STATES, 1, HEIGHT, WIDTH)
+            right = _load_columns(square, first, STATES, STATES, 1, HEIGHT, WIDTH)
             total = tl.dot(left, tl.trans(right), total, out_dtype=tl.float64)
         for first in range(0, WIDTH, HEIGHT):
-            left = _strip(square, first, STATES, 1, STATES, HEIGHT, WIDTH)
-            right = _strip(of_square, first, STATES, 1, STATES, HEIGHT, WIDTH)
+            left = _load_columns(square, first, STATES, 1, STATES, HEIGHT, WIDTH)
+            right = _load_columns(of_square, first, STATES, 1, STATES, HEIGHT, WIDTH)
             total = tl.dot(left, tl.trans(right), total, out_dtype=tl.float64)
     if HAS_ROWS:
         r = tl.arange(0, HEIGHT)[:, None]
@@ -225,7 +226,7 @@ def _power_back(  # noqa: PLR0917
 def _step_back(  # noqa: PLR0917
     Lambda, P, dt, grad, parts, d_dt, STATES: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """The gradients of Lambda (each pair's in two parts), P (own, other) and dt."""
+    """The gradients of Lambda (in two parts for each pair), of P (own, other) and of dt."""
     h = tl.program_id(0).to(tl.int64)
     length = tl.load(dt + h)
     own, other, re, im, x, y, sign = _vectors(Lambda, P, length * 0.5, STATES, WIDTH)
@@ -263,7 +264,7 @@ def _step_back(  # noqa: PLR0917
 
 @triton.jit
 @no_type_check
-def _pair(at, m, known):
+def _load_pair(at, m, known):
     return tl.load(at + 2 * m, mask=known, other=0.0), tl.load(
         at + 2 * m + 1, mask=known, other=0.0
     )
@@ -283,8 +284,8 @@ def _conjugate(x):
 
 @triton.jit
 @no_type_check
-def _leave(at, row, v, mu, m, ROWS: tl.constexpr, PAIRS: tl.constexpr):  # noqa: PLR0917
-    """`2 Re v` and `2 Re(v mu*)`."""
+def _store_weights(at, row, v, mu, m, ROWS: tl.constexpr, PAIRS: tl.constexpr):  # noqa: PLR0917
+    """Store `2 Re v` and `2 Re(v mu*)`."""
     tl.store(at + row * PAIRS + m, 2.0 * v[0], mask=m < PAIRS)
     tl.store(at + (ROWS + row) * PAIRS + m, 2.0 * (v[0] * mu[0] + v[1] * mu[1]), mask=m < PAIRS)
 
@@ -300,23 +301,23 @@ def _weights(  # noqa: PLR0917
     m = tl.arange(0, WIDTH)
     known = m < PAIRS
     half = tl.load(dt + h) * 0.5
-    slope, p, q = _pair(Lambda, m, known), _pair(P, m, known), _pair(B, m, known)
+    slope, p, q = _load_pair(Lambda, m, known), _load_pair(P, m, known), _load_pair(B, m, known)
     mu = (half * slope[0], half * slope[1])
     result += h * (2 * ROWS * PAIRS)
     for r in tl.static_range(OUTPUTS):
-        c = _pair(C + (r * channels + h) * (2 * PAIRS), m, known)
-        _leave(result, r, _times(c, q), mu, m, ROWS, PAIRS)
-        _leave(result, OUTPUTS + r, _times(c, p), mu, m, ROWS, PAIRS)
-    _leave(result, ROWS - 2, _times(_conjugate(p), q), mu, m, ROWS, PAIRS)
-    _leave(result, ROWS - 1, _times(_conjugate(p), p), mu, m, ROWS, PAIRS)
+        c = _load_pair(C + (r * channels + h) * (2 * PAIRS), m, known)
+        _store_weights(result, r, times(c, q), mu, m, ROWS, PAIRS)
+        _store_weights(result, OUTPUTS + r, times(c, p), mu, m, ROWS, PAIRS)
+    _store_weights(result, ROWS - 2, times(_conjugate(p), q), mu, m, ROWS, PAIRS)
+    _store_weights(result, ROWS - 1, times(_conjugate(p), p), mu, m, ROWS, PAIRS)
     tl.store(a + h * PAIRS + m, mu[0], mask=known)
     tl.store(b + h * PAIRS + m, mu[0] * mu[0] + mu[1] * mu[1], mask=known)
 
 
 @triton.jit
 @no_type_check
-def _take(grad, row, v, mu, d_mu, m, ROWS: tl.constexpr, PAIRS: tl.constexpr):  # noqa: PLR0917
-    """The gradient of v, and mu's with its part."""
+def _load_gradient(grad, row, v, mu, d_mu, m, ROWS: tl.constexpr, PAIRS: tl.constexpr):  # noqa: PLR0917
+    """The gradient of v, and that of mu with the contribution of v."""
     even = 2.0 * tl.load(grad + row * PAIRS + m, mask=m < PAIRS, other=0.0)
     odd = 2.0 * tl.load(grad + (ROWS + row) * PAIRS + m, mask=m < PAIRS, other=0.0)
     return (even + odd * mu[0], odd * mu[1]), (d_mu[0] + odd * v[0], d_mu[1] + odd * v[1])
@@ -334,24 +335,24 @@ def _weights_back(  # noqa: PLR0917
     known = m < PAIRS
     length = tl.load(dt + h)
     half = length * 0.5
-    slope, p, q = _pair(Lambda, m, known), _pair(P, m, known), _pair(B, m, known)
+    slope, p, q = _load_pair(Lambda, m, known), _load_pair(P, m, known), _load_pair(B, m, known)
     mu = (half * slope[0], half * slope[1])
     grad += h * (2 * ROWS * PAIRS)
     by_a = tl.load(grad_a + h * PAIRS + m, mask=known, other=0.0)
     by_b = 2.0 * tl.load(grad_b + h * PAIRS + m, mask=known, other=0.0)
     d_mu = (by_a + by_b * mu[0], by_b * mu[1])
-    d_PB, d_mu = _take(grad, ROWS - 2, _times(_conjugate(p), q), mu, d_mu, m, ROWS, PAIRS)
-    d_PP, d_mu = _take(grad, ROWS - 1, _times(_conjugate(p), p), mu, d_mu, m, ROWS, PAIRS)
-    d_q = _times(d_PB, p)
-    d_p = _plus(_times(_conjugate(d_PB), q), (2.0 * d_PP[0] * p[0], 2.0 * d_PP[0] * p[1]))
+    d_PB, d_mu = _load_gradient(grad, ROWS - 2, times(_conjugate(p), q), mu, d_mu, m, ROWS, PAIRS)
+    d_PP, d_mu = _load_gradient(grad, ROWS - 1, times(_conjugate(p), p), mu, d_mu, m, ROWS, PAIRS)
+    d_q = times(d_PB, p)
+    d_p = _plus(times(_conjugate(d_PB), q), (2.0 * d_PP[0] * p[0], 2.0 * d_PP[0] * p[1]))
     for r in tl.static_range(OUTPUTS):
         at = (r * channels + h) * (2 * PAIRS)
-        c = _pair(C + at, m, known)
-        d_CB, d_mu = _take(grad, r, _times(c, q), mu, d_mu, m, ROWS, PAIRS)
-        d_CP, d_mu = _take(grad, OUTPUTS + r, _times(c, p), mu, d_mu, m, ROWS, PAIRS)
-        d_q = _plus(d_q, _times(d_CB, _conjugate(c)))
-        d_p = _plus(d_p, _times(d_CP, _conjugate(c)))
-        d_c = _plus(_times(d_CB, _conjugate(q)), _times(d_CP, _conjugate(p)))
+        c = _load_pair(C + at, m, known)
+        d_CB, d_mu = _load_gradient(grad, r, times(c, q), mu, d_mu, m, ROWS, PAIRS)
+        d_CP, d_mu = _load_gradient(grad, OUTPUTS + r, times(c, p), mu, d_mu, m, ROWS, PAIRS)
+        d_q = _plus(d_q, times(d_CB, _conjugate(c)))
+        d_p = _plus(d_p, times(d_CP, _conjugate(c)))
+        d_c = _plus(times(d_CB, _conjugate(q)), times(d_CP, _conjugate(p)))
         tl.store(d_C + at + 2 * m, d_c[0], mask=known)
         tl.store(d_C + at + 2 * m + 1, d_c[1], mask=known)
     tl.store(d_dt + h, 0.5 * tl.sum(d_mu[0] * slope[0] + d_mu[1] * slope[1], 0))

@@ -1,29 +1,18 @@
-"""Sums over all positions, in two steps that always add in the same order.
+"""Sums over all positions in two steps, which always add in the same order.
 
-A program adds what it meets and leaves a row of partial sums; `sum_rows` adds the rows.
+Each program of a kernel writes a row of partial sums; `sum_rows` adds the rows.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-from functools import cache
 from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 in the interpreter."""
-    if device.type != "cuda":
-        return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
 def sum_rows(partial: Tensor) -> Tensor:
-    """[programs, columns] -> [columns]."""
+    """The sum over programs: [programs, columns] -> [columns]."""
     rows, columns = partial.shape
     total = partial.new_empty(columns)
     _sum_rows[(triton.cdiv(columns, 16),)](partial, total, rows, columns, 256, 16, num_warps=8)

@@ -1,7 +1,7 @@
-"""Pairs of channels turned by their position: one pass, where PyTorch makes eight.
+"""Rotary positions: pairs of channels are rotated by angles that depend on the position.
 
-A program has some positions with all their heads, in fp32 whatever is stored. Backward is the same
-with the angles' signs changed.
+It takes one pass over memory, where PyTorch takes eight. A program handles a few positions with all
+heads and computes in fp32 for every dtype. Backward is the same with negated angles.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -19,7 +19,7 @@ WIDEST = 2048  # pairs of a position
 
 
 def supports(x: Tensor) -> bool:
-    """fp32, bf16 or fp16 [B, L, heads, d], d even; something to do."""
+    """fp32, bf16 or fp16 [B, L, heads, d], not empty, d even."""
     _, _, heads, d = x.shape
     known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return known and d % 2 == 0 and heads * d // 2 <= WIDEST and x.numel() > 0
@@ -27,7 +27,7 @@ def supports(x: Tensor) -> bool:
 
 @on_its_device
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Of x [B, L, heads, d], of any strides; the tables are [B or 1, L, d/2]."""
+    """Rotate the pairs of x [B, L, heads, d], of any strides; cos and sin are [B or 1, L, d/2]."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, length, heads, d = x.shape
     out, half = x.new_empty(x.shape), d // 2

@@ -1,35 +1,35 @@
-"""Linear maps between a few numbers and many channels, with backward: x is read once.
+"""Linear maps between a few numbers and many channels, with backward; x is read once.
 
     spread   [P, T] to [P, H]   out = thin matrix + bias
     gather   [P, H] to [P, T]   out = wide matrix^T + bias
     outer    [P, T], [P, H]     thin^T wide, and the sums of both
 
-with T at most 16. cuBLAS and PyTorch take five times as long for these as the bytes do. The last
-runs on tensor cores, a number being two of 11 bits (tf32x3, as exact as fp32 for short sums).
+with T at most 16. cuBLAS and PyTorch take five times as long as the memory traffic does. `outer`
+runs on tensor cores with each number as two of 11 bits (tf32x3, as exact as fp32 for short sums).
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlrnn.common.device import on_its_device
+from dlrnn.common.device import multiprocessors, on_its_device
 from dlrnn.ops import tuning
-from dlrnn.ops.triton.partial_sums import multiprocessors, sum_rows
+from dlrnn.ops.triton.partial_sums import sum_rows
 
-THIN = 16  # numbers at most
+THIN = 16  # at most so many numbers T
 CHANNELS = range(32, 513)
-SPREAD = (2048, 4), (1024, 2), (4096, 8)  # channels that a program has, and its warps
+SPREAD = (2048, 4), (1024, 2), (4096, 8)  # numbers of a program's tile, warps
 GATHER = (2048, 4), (4096, 4), (8192, 8)
-OUTER = (4, 4), (2, 4), (2, 8)  # programs of a multiprocessor, and their warps
-ROWS = 32  # positions that one of `outer` takes at a time
+OUTER = (4, 4), (2, 4), (2, 8)  # programs of a multiprocessor, warps
+ROWS = 32  # positions of a tile of `outer`
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
-    """fp32 on a GPU, a few numbers on one side and many on the other."""
+    """fp32 on a GPU, not empty, with few numbers on one side and many on the other."""
     thin, wide = sorted(weight.shape)
     fits = thin <= THIN and wide in CHANNELS and x.numel() > 0 and weight.numel() > 0
     return fits and x.is_cuda and x.dtype == torch.float32
@@ -37,49 +37,48 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 
 @on_its_device
 def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """[P, T] to [P, H] by a matrix [T, H]."""
-    thin, (count, channels), rows = thin.contiguous(), matrix.shape, thin.shape[0]
-    width = triton.next_power_of_2(channels)
-
-    def run(plan: tuple[int, int]) -> Tensor:
-        tile, warps = plan
-        height, out = max(1, tile // width), thin.new_empty(rows, channels)
-        _spread[(triton.cdiv(rows, height),)](
-            *(thin, matrix, out if bias is None else bias.contiguous(), out, rows),
-            *matrix.stride(),
-            *(count, channels, bias is not None, height, width),
-            num_warps=warps,
-        )
-        return out
-
-    sizes = _sizes(rows, count, width)
-    return run(tuning.choose("thin_linear.spread", sizes, SPREAD, run, thin))
+    """`thin matrix + bias`: [P, T] to [P, H] with a matrix [T, H]."""
+    return _map(_spread, "thin_linear.spread", SPREAD, thin, matrix, bias, matrix.shape[1])
 
 
 @on_its_device
 def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """[P, H] to [P, T] by a matrix [T, H]."""
-    wide, (count, channels), rows = wide.contiguous(), matrix.shape, wide.shape[0]
-    depth, width = triton.next_power_of_2(count), triton.next_power_of_2(channels)
+    """`wide matrix^T + bias`: [P, H] to [P, T] with a matrix [T, H]."""
+    count, depth = matrix.shape[0], triton.next_power_of_2(matrix.shape[0])
+    return _map(_gather, "thin_linear.gather", GATHER, wide, matrix, bias, count, depth)
+
+
+def _map(  # noqa: PLR0917
+    kernel: Any,
+    name: str,
+    plans: tuple[tuple[int, int], ...],
+    x: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    columns: int,
+    *depth: int,
+) -> Tensor:
+    """Launch a kernel from x to [P, columns] with its tuned plan."""
+    x, (count, channels), rows = x.contiguous(), matrix.shape, x.shape[0]
+    width = triton.next_power_of_2(channels)
 
     def run(plan: tuple[int, int]) -> Tensor:
         tile, warps = plan
-        height, out = max(1, tile // width), wide.new_empty(rows, count)
-        _gather[(triton.cdiv(rows, height),)](
-            *(wide, matrix, out if bias is None else bias.contiguous(), out, rows),
+        height, out = max(1, tile // width), x.new_empty(rows, columns)
+        kernel[(triton.cdiv(rows, height),)](
+            *(x, matrix, out if bias is None else bias.contiguous(), out, rows),
             *matrix.stride(),
-            *(count, channels, bias is not None, depth, height, width),
+            *(count, channels, bias is not None, *depth, height, width),
             num_warps=warps,
         )
         return out
 
-    sizes = _sizes(rows, count, width)
-    return run(tuning.choose("thin_linear.gather", sizes, GATHER, run, wide))
+    return run(tuning.choose(name, _sizes(rows, count, width), plans, run, x))
 
 
 @on_its_device
 def outer(thin: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`thin^T wide` [T, H], the sum of thin [T] and that of wide [H], over all positions."""
+    """`thin^T wide` [T, H], and the sums of thin [T] and of wide [H] over all positions."""
     thin, wide, (rows, count) = thin.contiguous(), wide.contiguous(), thin.shape
     channels = wide.shape[1]
     tiles, width = triton.cdiv(rows, ROWS), triton.next_power_of_2(channels)
@@ -102,7 +101,7 @@ def outer(thin: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sizes(rows: int, count: int, width: int) -> tuple[int, int, int]:
-    """What plans are chosen by: of the few numbers a power of four."""
+    """The sizes on which the choice of a plan depends; T is rounded up to a power of four."""
     return 4 ** ((count - 1).bit_length() + 1 >> 1), width, tuning.size_class(rows)
 
 
@@ -164,8 +163,9 @@ def _outer(  # noqa: PLR0917
         known = (row < rows)[:, None] & (t < COUNT)[None, :]
         y = tl.load(thin + row[:, None] * COUNT + t[None, :], mask=known, other=0.0)
         thin_sum += y
-        y = tl.where((t == COUNT)[None, :], 1.0, y)  # whose products are the sums of x
-        # Tensor cores cut sums off: they add up one tile, `one` keeps the compiler from more
+        y = tl.where((t == COUNT)[None, :], 1.0, y)  # its products are the sums of x
+        # Tensor cores truncate their sums. They add up one tile: `one`, a 1 that the compiler does
+        # not know, keeps it from merging the addition into their accumulator.
         products += tl.dot(tl.trans(y), x, input_precision="tf32x3") * one
     to = partial + tl.program_id(0) * ((COUNT + 1) * CHANNELS + COUNT)
     known = (t <= COUNT)[:, None] & (h < CHANNELS)[None, :]

@@ -1,33 +1,33 @@
-// out = act(y) weight^T + bias. Rows of the products are positions, 64 for a group of four warps;
-// act(y) goes from registers into the product, the weight stays in shared memory. Four more warps
-// copy ahead.
+// out = act(y) weight^T + bias. The rows of the matrix product are positions, 64 for a consumer group of four warps.
+// act(y) is the operand in registers; the weight is the operand in shared memory and stays there. Four producer warps
+// prefetch tiles of y into the stages; mbarriers `full` and `empty` of each stage order them and the consumers.
 
-#define TEAM (POSITIONS / 64)    // groups that share a tile
-#define TEAMS (GROUPS / TEAM)
-#define THREADS (128 * GROUPS + COPYING)
+#define GROUPS_PER_TILE (POSITIONS / 64)  // consumer groups
+#define TILES_AT_A_TIME (GROUPS / GROUPS_PER_TILE)
+#define THREADS (128 * GROUPS + PRODUCERS)
 #define STEPS (CHANNELS / 16)
 
 struct Memory {
-  uint4 weights[2][STEPS][2][COLUMNS];  // high or low; eight channels of a column
+  uint4 weights[2][STEPS][2][COLUMNS];  // [high, low][16 channels][8 channels][column]: eight channels
   float stages[STAGES][STAGE];
   float bias[COLUMNS], scratch[32];
-  Barrier full[STAGES], empty[STAGES];
+  Mbarrier full[STAGES], empty[STAGES];
 };
-static_assert(sizeof(Memory) <= SHARED_BYTES && STAGES % TEAMS == 0, "");
+static_assert(sizeof(Memory) <= SHARED_BYTES && STAGES % TILES_AT_A_TIME == 0, "");
 
-// Of 16 numbers of the sum a thread has 2 t, 2 t + 1, 2 t + 8, 2 t + 9; which channel each stands
-// for is a matter of how a thread can read y.
+// Of 16 numbers of the sum a thread has 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The channel that each of them stands for
+// is chosen so that the thread reads y as vectors.
 __device__ inline int channel_of(int t, int far, int odd) {
-  return IN_ROWS ? t + 8 * far + 4 * odd : 4 * t + 2 * far + odd;
+  return CHANNEL_MAJOR ? t + 8 * far + 4 * odd : 4 * t + 2 * far + odd;
 }
 
-// sum (+)= a weight, in products of 128, 64, 32 and 16 columns.
+// sum = a weight + (keep ? sum : 0), by instructions of 128, 64, 32 and 16 columns.
 template <int FIRST>
 __device__ inline void add_products(float (&sum)[COLUMNS / 2], const unsigned (&a)[4],
                                     unsigned long long weights, int keep) {
   constexpr int left = COLUMNS - FIRST;
   constexpr int count = left >= 128 ? 128 : left >= 64 ? 64 : left >= 32 ? 32 : 16;
-  accumulate<0>((float(&)[count / 2])sum[FIRST / 2], a, further(weights, FIRST * 16), keep);
+  wgmma<0>((float(&)[count / 2])sum[FIRST / 2], a, advance(weights, FIRST * 16), keep);
   if constexpr (left > count) add_products<FIRST + count>(sum, a, weights, keep);
 }
 
@@ -39,7 +39,7 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
   int thread = threadIdx.x, lane = thread % 32, tiles_each = (length + POSITIONS - 1) / POSITIONS;
   Weights<THREADS, COLUMNS, STEPS, 8> weights;
   weights.load([=](int n, int q, float(&w)[16]) {
-    const float4* from = (const float4*)(weight + woven(n) * ALL_CHANNELS + 16 * q);
+    const float4* from = (const float4*)(weight + interleaved_column(n) * ALL_CHANNELS + 16 * q);
     float x[16];
 #pragma unroll
     for (int i = 0; i < 4; i++) *(float4*)(x + 4 * i) = from[i];
@@ -48,17 +48,17 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
   });
   if (thread == 0)
     for (int i = 0; i < STAGES; i++) {
-      barrier_start(memory->full + i, COPYING);
-      barrier_start(memory->empty + i, 4 * TEAM);
+      mbarrier_init(memory->full + i, PRODUCERS);
+      mbarrier_init(memory->empty + i, 4 * GROUPS_PER_TILE);
     }
   for (int i = thread; i < COLUMNS; i += THREADS) memory->bias[i] = bias[i];
-  float w_back, w_scale = scale_of(weights.largest(memory->scratch), w_back);
-  int copied = 0;  // tiles, by the last warps
+  float w_inverse_scale, w_scale = power_of_two_scale(weights.largest(memory->scratch), w_inverse_scale);
+  int tiles_copied = 0;  // by the producers
   auto copy_up_to = [&](int end) {
-    for (; copied < end; copied++) {
-      int tile = blockIdx.x + copied * gridDim.x, stage = copied % STAGES;
+    for (; tiles_copied < end; tiles_copied++) {
+      int tile = blockIdx.x + tiles_copied * gridDim.x, stage = tiles_copied % STAGES;
       if (tile >= tiles) break;
-      if (copied >= STAGES) barrier_wait(memory->empty + stage, copied / STAGES - 1 & 1);
+      if (tiles_copied >= STAGES) mbarrier_wait(memory->empty + stage, tiles_copied / STAGES - 1 & 1);
       copy_tile(memory->stages[stage], y, tile, length, y_pitch, memory->full + stage);
     }
   };
@@ -69,18 +69,18 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
     copy_up_to(tiles);
     return;
   }
-  unsigned long long table = pieces(memory->weights, COLUMNS * 16, 128);
+  unsigned long long table = descriptor(memory->weights, COLUMNS * 16, 128);
   const int step = COLUMNS * 32, low_table = STEPS * step;  // bytes
-  int team = thread / 128 / TEAM, g = lane / 4, t = lane % 4;
-  int first = thread / 128 % TEAM * 64 + thread / 32 % 4 * 16;  // position of the warp
-  for (int i = team; blockIdx.x + i * gridDim.x < tiles; i += TEAMS) {
+  int team = thread / 128 / GROUPS_PER_TILE, g = lane / 4, t = lane % 4;
+  int first = thread / 128 % GROUPS_PER_TILE * 64 + thread / 32 % 4 * 16;  // position of this warp
+  for (int i = team; blockIdx.x + i * gridDim.x < tiles; i += TILES_AT_A_TIME) {
     int tile = blockIdx.x + i * gridDim.x;
     const float* from = memory->stages[i % STAGES];
-    barrier_wait(memory->full + i % STAGES, i / STAGES & 1);
-    float z[STEPS][2][2][2];  // sixteen channels; position; far; odd
+    mbarrier_wait(memory->full + i % STAGES, i / STAGES & 1);
+    float z[STEPS][2][2][2];  // [16 channels][position][far][odd]
 #pragma unroll
     for (int q = 0; q < STEPS; q++) {
-#if IN_ROWS
+#if CHANNEL_MAJOR
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         int channel = 16 * q + channel_of(t, c / 2, c % 2);
@@ -96,52 +96,52 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
 #endif
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(memory->empty + i % STAGES);
-    float largest[2] = {0, 0}, back[2];
+    if (lane == 0) mbarrier_arrive(memory->empty + i % STAGES);
+    float largest[2] = {0, 0}, inverse_scale[2];
 #pragma unroll
     for (int j = 0; j < 8 * STEPS; j++) {
       float& x = z[j / 8][j / 4 % 2][j / 2 % 2][j % 2];
-      x = activated(x);
+      x = activation(x);
       largest[j / 4 % 2] = fmaxf(largest[j / 4 % 2], fabsf(x));
     }
     unsigned high[STEPS][4], low[STEPS][4];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float scale = scale_of(largest_in_warp(largest[r], 3), back[r]);
+      float scale = power_of_two_scale(warp_max(largest[r], 3), inverse_scale[r]);
 #pragma unroll
       for (int q = 0; q < STEPS; q++)
 #pragma unroll
         for (int far = 0; far < 2; far++)
-          halves(z[q][r][far][0] * scale, z[q][r][far][1] * scale, high[q][r + 2 * far],
-                 low[q][r + 2 * far]);
-      back[r] *= w_back;
+          split_fp16(z[q][r][far][0] * scale, z[q][r][far][1] * scale, high[q][r + 2 * far],
+                     low[q][r + 2 * far]);
+      inverse_scale[r] *= w_inverse_scale;
     }
     float sum[COLUMNS / 2];
-    settled(sum);
-    products_begin();
+    pin_registers(sum);
+    wgmma_fence();
 #pragma unroll
-    for (int q = 0; q < STEPS; q++) add_products<0>(sum, low[q], further(table, q * step), q > 0);
+    for (int q = 0; q < STEPS; q++) add_products<0>(sum, low[q], advance(table, q * step), q > 0);
 #pragma unroll
     for (int q = 0; q < STEPS; q++)
-      add_products<0>(sum, high[q], further(table, low_table + q * step), 1);
+      add_products<0>(sum, high[q], advance(table, low_table + q * step), 1);
 #pragma unroll
-    for (int q = 0; q < STEPS; q++) add_products<0>(sum, high[q], further(table, q * step), 1);
-    products_end();
-    products_wait<0>();
-    settled(sum);
+    for (int q = 0; q < STEPS; q++) add_products<0>(sum, high[q], advance(table, q * step), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin_registers(sum);
     int k = tile % tiles_each * POSITIONS + first;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int p = k + (IN_ROWS ? 2 * g + r : g + 8 * r);
+      int p = k + (CHANNEL_MAJOR ? 2 * g + r : g + 8 * r);
       if (p >= length) continue;
       float* to = out + ((long long)(tile / tiles_each) * length + p) * ALL_COLUMNS + 4 * t;
 #pragma unroll
       for (int j = 0; j < COLUMNS / 16; j++) {
         const float* s = sum + 8 * j + 2 * r;
         float4 x = *(const float4*)(memory->bias + 16 * j + 4 * t);
-        if (ADDS) x = *(const float4*)(to + 16 * j);
-        x.x = fmaf(s[0], back[r], x.x), x.y = fmaf(s[1], back[r], x.y);
-        x.z = fmaf(s[4], back[r], x.z), x.w = fmaf(s[5], back[r], x.w);
+        if (ACCUMULATE) x = *(const float4*)(to + 16 * j);
+        x.x = fmaf(s[0], inverse_scale[r], x.x), x.y = fmaf(s[1], inverse_scale[r], x.y);
+        x.z = fmaf(s[4], inverse_scale[r], x.z), x.w = fmaf(s[5], inverse_scale[r], x.w);
         *(float4*)(to + 16 * j) = x;
       }
     }

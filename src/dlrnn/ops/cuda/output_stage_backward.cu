@@ -1,0 +1,401 @@
+// dy = (dout weight) act'(y),   d_weight = dout^T act(y),   d_bias = sum dout.
+//
+// The rows of the matrix products are channels. Four producer warps prefetch y into `stages`, scale dout (by a power of
+// two for each position) and split it into fp16 parts in `gradients`. Two consumer groups of four warps multiply: first
+// weight^T with dout^T, whose columns are positions; then act(y)^T, whose register layout is that of the first
+// result, with the same dout, summed over positions. With more than 64 channels the two groups share a tile and have 64
+// channels each; else each has its own tile. The sum of a tile is added to a total in fp32; the totals of a block are a
+// row of `partial`. mbarriers: full and empty for each stage of y, gradient_full and gradient_empty for dout.
+
+#define GROUPS_PER_TILE (CHANNELS > 64 ? 2 : 1)         // consumer groups
+#define TILES_AT_A_TIME (2 / GROUPS_PER_TILE)
+#define PER_THREAD (CHANNELS > 32 ? 2 : 1)              // channels
+#define STEPS (COLUMNS / 16)
+#define CONSUMER_REGISTERS (CHANNEL_MAJOR ? 192 : 184)  // found by trial: the fewest spills
+#define PREFETCH_TILES 1                                // tiles of dout that are prefetched into L2
+#define EIGHTS (POSITIONS / 32)                         // sets of eight positions of a producer warp
+#define BATCH (128 / COLUMNS < 1 ? 1 : 128 / COLUMNS < EIGHTS ? 128 / COLUMNS : EIGHTS)
+
+struct GradientStage {
+  uint4 parts[2][COLUMNS / 8][POSITIONS];  // [high, low][8 columns][position]: eight columns
+  float inverse_scale[POSITIONS];
+};
+struct Memory {
+  uint4 weights[2][STEPS][2][64 * GROUPS_PER_TILE];  // [high, low][16 columns][8 columns][channel]: eight columns
+  GradientStage gradients[GRADIENTS];
+  float stages[STAGES][STAGE];
+  float sums[4][COLUMNS], scratch[32];
+  Mbarrier full[STAGES], empty[STAGES], gradient_full[GRADIENTS], gradient_empty[GRADIENTS];
+};
+static_assert(sizeof(Memory) <= SHARED_BYTES && STAGES % TILES_AT_A_TIME == 0, "");
+
+// The position of column n of the first product: if y is channel-major, a thread has four adjacent positions.
+__device__ inline int position_of(int n) { return CHANNEL_MAJOR ? interleaved_column(n) : n; }
+
+// ------------------------------------------------------------------------- dout in fp16 parts
+
+// BATCH sets of eight positions in a warp: two lanes have eight columns, the next bits of the lane are the position,
+// the last one selects eight more columns, so that stores have no bank conflicts.
+struct Batch {
+  float4 at[BATCH][STEPS];
+
+  __device__ inline int column(int i, int which) {  // column of the first product
+    return ((which * BATCH + i) * 4 + threadIdx.x / 32 % 4) * 8 + threadIdx.x % 32 / 2 % 8;
+  }
+
+  // Loads from position k of the sequence on.
+  __device__ inline void load(const float* dout, int k, int length, int which) {
+    const float* from = dout + threadIdx.x % 32 / 16 * 8 + threadIdx.x % 2 * 4;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      int p = k + position_of(column(i, which));
+#pragma unroll
+      for (int c = 0; c < STEPS; c++)
+        at[i][c] = p < length ? *(const float4*)(from + (long long)p * ALL_COLUMNS + 16 * c)
+                              : make_float4(0, 0, 0, 0);
+    }
+  }
+
+  __device__ inline void store(GradientStage* to, float4 (&sums)[STEPS], int which) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      int n = column(i, which);
+      float largest = 0, inverse_scale;
+#pragma unroll
+      for (int c = 0; c < STEPS; c++) {
+        float4 d = at[i][c];
+        largest = fmaxf(fmaxf(largest, fmaxf(fabsf(d.x), fabsf(d.y))),
+                        fmaxf(fabsf(d.z), fabsf(d.w)));
+        sums[c].x += d.x, sums[c].y += d.y, sums[c].z += d.z, sums[c].w += d.w;
+      }
+      float scale = power_of_two_scale(warp_max(largest, 17), inverse_scale);
+      if (lane / 16 + lane % 2 == 0) to->inverse_scale[n] = inverse_scale;
+#pragma unroll
+      for (int c = 0; c < STEPS; c++) {
+        float4 d = at[i][c];
+        uint2 high, low;
+        split_fp16(d.x * scale, d.y * scale, high.x, low.x);
+        split_fp16(d.z * scale, d.w * scale, high.y, low.y);
+        ((uint2*)&to->parts[0][2 * c + lane / 16][n])[lane % 2] = high;
+        ((uint2*)&to->parts[1][2 * c + lane / 16][n])[lane % 2] = low;
+      }
+    }
+  }
+};
+
+// Prefetches a tile of dout into L2.
+__device__ inline void prefetch_dout(const float* dout, int tile, int tiles, int length) {
+  const int lines = (COLUMNS + 31) / 32;  // of 128 bytes
+  int tiles_each = (length + POSITIONS - 1) / POSITIONS, k = tile % tiles_each * POSITIONS;
+  const float* from = dout + ((long long)(tile / tiles_each) * length + k) * ALL_COLUMNS;
+  if (tile < tiles)
+    for (int i = threadIdx.x % 128; i < POSITIONS * lines; i += 128)
+      if (k + i / lines < length) prefetch_l2(from + i / lines * ALL_COLUMNS + i % lines * 32);
+}
+
+__device__ inline void produce(const float* dout, const float* y, float* partial, int length,
+                               int tiles, int y_pitch, Memory* memory) {
+  int thread = threadIdx.x % 128, lane = thread % 32;
+  int tiles_each = (length + POSITIONS - 1) / POSITIONS;
+  float4 sums[STEPS];
+#pragma unroll
+  for (int c = 0; c < STEPS; c++) sums[c] = make_float4(0, 0, 0, 0);
+  for (int i = 0; blockIdx.x + i * gridDim.x < tiles; i++) {
+    int tile = blockIdx.x + i * gridDim.x, stage = i % STAGES, at = i % GRADIENTS;
+    int sequence = tile / tiles_each, k = tile % tiles_each * POSITIONS;
+    if (i >= STAGES) {  // the copies of the first stages have been started before
+      mbarrier_wait(memory->empty + stage, i / STAGES - 1 & 1);
+      copy_tile(memory->stages[stage], y, tile, length, y_pitch, memory->full + stage);
+    }
+    const float* from = dout + (long long)sequence * length * ALL_COLUMNS;
+    Batch batch;
+    batch.load(from, k, length, 0);
+    prefetch_dout(dout, tile + PREFETCH_TILES * gridDim.x, tiles, length);
+    if (i >= GRADIENTS) mbarrier_wait(memory->gradient_empty + at, i / GRADIENTS - 1 & 1);
+#pragma unroll
+    for (int which = 0; which < EIGHTS / BATCH; which++) {
+      if (which > 0) batch.load(from, k, length, which);
+      batch.store(memory->gradients + at, sums, which);
+      __syncwarp();  // keeps the loads of the next batch behind it: there are no registers for them
+    }
+    fence_async_proxy();  // wgmma reads through the async proxy
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(memory->gradient_full + at);
+  }
+#pragma unroll
+  for (int c = 0; c < STEPS; c++) {
+    float* s = (float*)(sums + c);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+#pragma unroll
+      for (int far = 2; far < 16; far *= 2) s[e] += __shfl_xor_sync(0xffffffffu, s[e], far);
+      if (lane / 2 % 8 == 0)
+        memory->sums[thread / 32][16 * c + lane / 16 * 8 + lane % 2 * 4 + e] = s[e];
+    }
+  }
+  named_barrier(1, 128);
+  if (thread < COLUMNS)
+    for (int team = 0; team < TILES_AT_A_TIME; team++) {
+      float* to = partial + (long long)(blockIdx.x * TILES_AT_A_TIME + team) * COLUMNS * (CHANNELS + 1);
+      float sum = 0;
+      for (int warp = 0; warp < 4; warp++) sum += memory->sums[warp][thread];
+      to[COLUMNS * CHANNELS + thread] = team ? 0 : sum;
+    }
+}
+
+// ------------------------------------------------------------------------- products
+
+// sum = a dout + (keep ? sum : 0), by instructions of 128, 64, 32 and 16 columns.
+template <int FIRST>
+__device__ inline void add_products(float (&sum)[COLUMNS / 2], const unsigned (&a)[4],
+                                    unsigned long long gradient, int keep) {
+  constexpr int left = COLUMNS - FIRST;
+  constexpr int count = left >= 128 ? 128 : left >= 64 ? 64 : left >= 32 ? 32 : 16;
+  wgmma<1>((float(&)[count / 2])sum[FIRST / 2], a, advance(gradient, FIRST * POSITIONS * 2),
+           keep);
+  if constexpr (left > count) add_products<FIRST + count>(sum, a, gradient, keep);
+}
+
+// A thread's part of a tile of y or dy: [16 positions][channel][four of the positions].
+typedef float ThreadTile[POSITIONS / 16][PER_THREAD][4];
+
+__device__ inline void read_tile(ThreadTile& x, const float* stage, int channel, int t) {
+#pragma unroll
+  for (int j = 0; j < POSITIONS / 16; j++) {
+#if CHANNEL_MAJOR
+#pragma unroll
+    for (int r = 0; r < PER_THREAD; r++) {
+      float4 v = *(const float4*)(stage + (channel + r) * (POSITIONS + 8) + 16 * j + 4 * t);
+      x[j][r][0] = v.x, x[j][r][1] = v.y, x[j][r][2] = v.z, x[j][r][3] = v.w;
+    }
+#else
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float* from = stage + (16 * j + e / 2 * 8 + 2 * t + e % 2) * CHANNELS + channel;
+      if (PER_THREAD == 2) {
+        float2 v = *(const float2*)from;
+        x[j][0][e] = v.x, x[j][PER_THREAD - 1][e] = v.y;
+      } else {
+        x[j][0][e] = *from;
+      }
+    }
+#endif
+  }
+}
+
+// Writes or adds to dy, which points to a sequence and a channel, from position k on.
+__device__ inline void write_tile(ThreadTile& x, float* dy, int k, int length, int pitch, int t) {
+#pragma unroll
+  for (int j = 0; j < POSITIONS / 16; j++) {
+#if CHANNEL_MAJOR
+    if (k + 16 * j + 4 * t < pitch)
+#pragma unroll
+      for (int r = 0; r < PER_THREAD; r++) {
+        float4* to = (float4*)(dy + (long long)r * pitch + k + 16 * j + 4 * t);
+        float4 v = make_float4(x[j][r][0], x[j][r][1], x[j][r][2], x[j][r][3]);
+        if (ACCUMULATE) v.x += to->x, v.y += to->y, v.z += to->z, v.w += to->w;
+        *to = v;
+      }
+#else
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      int p = k + 16 * j + e / 2 * 8 + 2 * t + e % 2;
+      if (p >= length) continue;
+      float* to = dy + (long long)p * ALL_CHANNELS;
+      if (PER_THREAD == 2) {
+        float2 v = make_float2(x[j][0][e], x[j][PER_THREAD - 1][e]);
+        if (ACCUMULATE) v.x += to[0], v.y += to[1];
+        *(float2*)to = v;
+      } else {
+        *to = ACCUMULATE ? *to + x[j][0][e] : x[j][0][e];
+      }
+    }
+#endif
+  }
+}
+
+__device__ inline void consume_tiles(float* dy, float* partial, int length, int tiles,
+                                     int y_pitch, float w_inverse_scale, Memory* memory) {
+  int thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
+  int group = uniform(thread / 128), team = group / GROUPS_PER_TILE, part = group % GROUPS_PER_TILE;
+  int channel = part * 64 + thread / 32 % 4 * 8 * PER_THREAD + PER_THREAD * g;
+  bool valid = CHANNELS % (32 * PER_THREAD) == 0 || channel < CHANNELS;  // the same value in the whole warp
+  int tiles_each = (length + POSITIONS - 1) / POSITIONS;
+  float total[COLUMNS / 8][PER_THREAD][2];
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 4 * PER_THREAD; i++)
+    total[i / 2 / PER_THREAD][i / 2 % PER_THREAD][i % 2] = 0;
+  for (int i = team; blockIdx.x + i * gridDim.x < tiles; i += TILES_AT_A_TIME) {
+    int tile = blockIdx.x + i * gridDim.x, k = tile % tiles_each * POSITIONS;
+    GradientStage* gradient = memory->gradients + i % GRADIENTS;
+    const uint4* weights = memory->weights[0][0][0] + opaque(part) * 64;
+    unsigned long long table = descriptor(weights, GROUPS_PER_TILE * 1024, 128);
+    unsigned long long positions = descriptor(gradient, POSITIONS * 16, 128);
+    unsigned long long columns = descriptor(gradient, 128, POSITIONS * 16);
+    mbarrier_wait(memory->gradient_full + i % GRADIENTS, i / GRADIENTS & 1);
+    float dz[POSITIONS / 2];
+    pin_registers(dz);
+    wgmma_fence();
+#pragma unroll
+    for (int product = 0; product < 3; product++)  // in this order: low high, high low, high high
+#pragma unroll
+      for (int q = 0; q < STEPS; q++)
+        wgmma(dz, advance(table, ((product == 0) * STEPS + q) * 2048 * GROUPS_PER_TILE),
+              advance(positions, ((product == 1) * STEPS + q) * 32 * POSITIONS),
+              product + q > 0);
+    wgmma_commit();
+    ThreadTile z, derivative;
+    mbarrier_wait(memory->full + i % STAGES, i / STAGES & 1);
+    if (valid) read_tile(z, memory->stages[i % STAGES], channel, t);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(memory->empty + i % STAGES);
+    if (!valid || k + POSITIONS > length)  // the stage is not initialised there
+#pragma unroll
+      for (int j = 0; j < POSITIONS / 4 * PER_THREAD; j++) {
+        int e = j % 4, within = CHANNEL_MAJOR ? 4 * t + e : e / 2 * 8 + 2 * t + e % 2;
+        int p = k + j / 4 / PER_THREAD * 16 + within;
+        if (!valid || p >= length) z[j / 4 / PER_THREAD][j / 4 % PER_THREAD][e] = 0;
+      }
+#pragma unroll
+    for (int j = 0; j < POSITIONS / 4 * PER_THREAD; j++)
+      derivative[j / 4 / PER_THREAD][j / 4 % PER_THREAD][j % 4] =
+          activate_with_derivative(z[j / 4 / PER_THREAD][j / 4 % PER_THREAD][j % 4]);
+    wgmma_wait<0>();
+    pin_registers(dz);
+    float largest[PER_THREAD], inverse_scale[PER_THREAD];
+#pragma unroll
+    for (int r = 0; r < PER_THREAD; r++) largest[r] = 0;
+#pragma unroll
+    for (int j = 0; j < POSITIONS / 8; j++) {
+      float2 inverse_scales = *(const float2*)(gradient->inverse_scale + 8 * j + 2 * t);
+#pragma unroll
+      for (int r = 0; r < PER_THREAD; r++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+          int e = j % 2 * 2 + odd;
+          float position_inverse_scale = odd ? inverse_scales.y : inverse_scales.x, &x = z[j / 2][r][e];
+          derivative[j / 2][r][e] *= dz[4 * j + 2 * r + odd] * (position_inverse_scale * w_inverse_scale);
+          x *= position_inverse_scale;  // dout has been divided by it
+          largest[r] = fmaxf(largest[r], fabsf(x));
+        }
+    }
+    long long first = tile / tiles_each * sequence_size(length, y_pitch);
+    first += CHANNEL_MAJOR ? (long long)channel * y_pitch : channel;
+    if (valid) write_tile(derivative, dy + first, k, length, y_pitch, t);
+    unsigned high[POSITIONS / 16][4], low[POSITIONS / 16][4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float scale = 0;  // of rows without a channel
+      if (r < PER_THREAD)
+        scale = power_of_two_scale(warp_max(largest[r % PER_THREAD], 3), inverse_scale[r % PER_THREAD]);
+#pragma unroll
+      for (int j = 0; j < POSITIONS / 16; j++)
+#pragma unroll
+        for (int far = 0; far < 2; far++) {
+          const float* x = z[j][r % PER_THREAD] + 2 * far;
+          if (r < PER_THREAD)
+            split_fp16(x[0] * scale, x[1] * scale, high[j][r + 2 * far], low[j][r + 2 * far]);
+          else
+            high[j][r + 2 * far] = low[j][r + 2 * far] = 0;
+        }
+    }
+    float sum[COLUMNS / 2];
+    pin_registers(sum);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < POSITIONS / 16; j++)
+      add_products<0>(sum, low[j], advance(columns, 256 * j), j > 0);
+#pragma unroll
+    for (int j = 0; j < POSITIONS / 16; j++)
+      add_products<0>(sum, high[j], advance(columns, 256 * j + COLUMNS * POSITIONS * 2), 1);
+#pragma unroll
+    for (int j = 0; j < POSITIONS / 16; j++)
+      add_products<0>(sum, high[j], advance(columns, 256 * j), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin_registers(sum);
+    if (lane == 0) mbarrier_arrive(memory->gradient_empty + i % GRADIENTS);
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+      for (int r = 0; r < PER_THREAD; r++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++)
+          total[j][r][odd] = fmaf(sum[4 * j + 2 * r + odd], inverse_scale[r], total[j][r][odd]);
+  }
+  if (!valid) return;
+  float* to = partial + (long long)(blockIdx.x * TILES_AT_A_TIME + team) * COLUMNS * (CHANNELS + 1) + channel;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+    for (int r = 0; r < PER_THREAD; r++)
+#pragma unroll
+      for (int odd = 0; odd < 2; odd++) to[(8 * j + 2 * t + odd) * CHANNELS + r] = total[j][r][odd];
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+backward(const float* dout, const float* y, const float* weight, float* dy, float* partial,
+         int length, int tiles, int y_pitch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Memory* memory = (Memory*)shared;
+  Weights<384, 64 * GROUPS_PER_TILE, STEPS, 64 * GROUPS_PER_TILE> weights;
+  weights.load([=](int m, int q, float(&w)[16]) {
+    int g = m % 8, r = m / 8 % 2;
+    int channel = PER_THREAD == 2 ? m / 16 * 16 + 2 * g + r : r ? CHANNELS : m / 16 * 8 + g;
+    if (channel < CHANNELS)
+#pragma unroll
+      for (int i = 0; i < 16; i++) w[i] = weight[(16 * q + i) * ALL_CHANNELS + channel];
+  });
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      mbarrier_init(memory->full + i, PRODUCERS);
+      mbarrier_init(memory->empty + i, 4 * GROUPS_PER_TILE);
+    }
+    for (int i = 0; i < GRADIENTS; i++) {
+      mbarrier_init(memory->gradient_full + i, 4);
+      mbarrier_init(memory->gradient_empty + i, 4 * GROUPS_PER_TILE);
+    }
+  }
+  float w_inverse_scale, w_scale = power_of_two_scale(weights.largest(memory->scratch), w_inverse_scale);
+  if (threadIdx.x >= 256)
+    for (int i = 0; i < STAGES; i++) {
+      int tile = blockIdx.x + i * gridDim.x;
+      if (i < PREFETCH_TILES) prefetch_dout(dout, tile, tiles, length);
+      if (tile < tiles) copy_tile(memory->stages[i], y, tile, length, y_pitch, memory->full + i);
+    }
+  weights.place(w_scale, memory->weights);
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    decrease_registers<504 - 2 * CONSUMER_REGISTERS>();
+    produce(dout, y, partial, length, tiles, y_pitch, memory);
+  } else {
+    increase_registers<CONSUMER_REGISTERS>();
+    consume_tiles(dy, partial, length, tiles, y_pitch, w_inverse_scale, memory);
+  }
+}
+
+// The gradients of weight and bias: the sums of the rows of `partial`.
+extern "C" __global__ void __launch_bounds__(256)
+sum_partials(const float4* partial, float* d_weight, float* d_bias, int rows) {
+  __shared__ float4 sums[8][32];
+  const int weights = COLUMNS * CHANNELS, entries = weights + COLUMNS;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
+  float4 sum = make_float4(0, 0, 0, 0);
+  if (4 * i < entries)
+#pragma unroll 4
+    for (int row = warp; row < rows; row += 8) {
+      float4 x = partial[(long long)row * (entries / 4) + i];
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || 4 * i >= entries) return;
+  for (int other = 1; other < 8; other++) {
+    float4 x = sums[other][lane];
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  float* to = 4 * i < weights ? d_weight + 4 * i / CHANNELS * ALL_CHANNELS + 4 * i % CHANNELS
+                              : d_bias + 4 * i - weights;
+  *(float4*)to = sum;
+}
