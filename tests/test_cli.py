@@ -91,7 +91,7 @@ def test_bench_gives_no_time_of_a_wrong_answer(capsys, monkeypatch):
 
 
 def test_bench_reports_an_error_of_every_precision(capsys, monkeypatch):
-    only_first = lambda u, right, left=None, skip=None: u * right[:, 0]  # noqa: E731
+    only_first = lambda u, right, left, skip: u * (right[:, 0] + skip)  # noqa: E731
     monkeypatch.setattr("dlrnn.ops.convolution", only_first)
     assert main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"]) == 1
     assert "errors above" in capsys.readouterr().err
@@ -408,7 +408,7 @@ def test_a_closed_pipe_ends_a_command_silently(arguments):
 
 def test_factor_needs_all_sizes(capsys):
     assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
-    assert "--factor is for --all" in capsys.readouterr().err
+    assert "--factor belongs to --all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])

@@ -57,6 +57,7 @@ def test_imports_inside_functions_count(tmp_path):
 TESTS = Path(__file__).parent
 OURS = {"dlrnn", *(path.stem for path in TESTS.rglob("*.py"))}
 
+
 def private_imports(path: Path) -> set[str]:
     """The names with a leading underscore that a file imports from other modules of ours."""
     names = set()

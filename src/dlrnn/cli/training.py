@@ -94,10 +94,10 @@ def _scale(parser: argparse.ArgumentParser) -> None:
 
 
 def _early_stop(parser: argparse.ArgumentParser) -> None:
-    text = "end a run whose metric stays at 1, or at 0 after half of the steps"
+    text = "end a run whose metric stays at 1, or at 0 in the second half of its steps"
     parser.add_argument("--early-stop", action="store_true", help=text)
     text = argparse.SUPPRESS  # the name of this option in the commands that results/ records
-    parser.add_argument("--early-stop", dest="early_stop", action="store_true", help=text)
+    parser.add_argument("--until-plain", dest="early_stop", action="store_true", help=text)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
