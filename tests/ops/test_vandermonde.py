@@ -63,20 +63,15 @@ def in_tiles(W, log_lambda, length):
         module.SMALL = before
 
 
-SHARED = Family(
-    ops.vandermonde,
-    ops.vandermonde_adjoint,
-    reference.vandermonde,
-    reference.vandermonde_adjoint,
-    ("vandermonde", "vandermonde_adjoint", "vandermonde_gradients"),
-)
-EACH = Family(
-    ops.channel_vandermonde,
-    ops.channel_adjoint,
-    reference.channel_vandermonde,
-    reference.channel_adjoint,
-    ("channel_vandermonde", "channel_adjoint", "channel_gradients"),
-)
+def family_of(product, adjoint, gradients):
+    functions = [
+        getattr(module, name) for module in (ops, reference) for name in (product, adjoint)
+    ]
+    return Family(*functions, (product, adjoint, gradients))
+
+
+SHARED = family_of("vandermonde", "vandermonde_adjoint", "vandermonde_gradients")
+EACH = family_of("channel_vandermonde", "channel_adjoint", "channel_gradients")
 TILED = SHARED._replace(product=in_tiles)
 families = pytest.mark.parametrize(
     "family", [SHARED, TILED, EACH], ids=["shared", "shared-in-tiles", "each"]

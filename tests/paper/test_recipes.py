@@ -381,13 +381,13 @@ listed = len(recipes.RECIPES), "table5/pg19/dlr-16-pre" in recipes.RECIPES
 print(*listed, made)
 recipe = recipes.get("table1/shift/dlr-1")
 recipes.get("table1/shift/dlr-1")
-print(made)
+print(made.count("RunConfig"), "task" in made)
 made.clear()
 print(recipe.cost > 0, made, recipe.cost > 0)
 """)
     assert made.splitlines() == [
         f"{len(RECIPES)} True []",
-        "['ModelConfig', 'RunConfig']",
+        "1 False",
         "True ['task'] True",
     ]
 

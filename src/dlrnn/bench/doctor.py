@@ -78,19 +78,12 @@ def _signal(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _vandermonde(device: torch.device) -> _Case:
-    W, log_lambda = _modes(device)
+def _against_reference(name: str, *arguments: Any) -> _Case:
+    """An op and the reference of its name, on the same arguments."""
+    on_cpu = [each.cpu() if isinstance(each, Tensor) else each for each in arguments]
     return (
-        lambda: ops.vandermonde(W, log_lambda, LENGTH),
-        lambda: reference.vandermonde(W.cpu(), log_lambda.cpu(), LENGTH),
-    )
-
-
-def _adjoint(device: torch.device) -> _Case:
-    v, (_, log_lambda) = _signal(device, ROWS, LENGTH), _modes(device)
-    return (
-        lambda: ops.vandermonde_adjoint(v, log_lambda),
-        lambda: reference.vandermonde_adjoint(v.cpu(), log_lambda.cpu()),
+        lambda: getattr(ops, name)(*arguments),
+        lambda: getattr(reference, name)(*on_cpu),
     )
 
 
@@ -99,28 +92,27 @@ def _channel_modes(device: torch.device) -> tuple[Tensor, Tensor]:
     return W, torch.stack([log_lambda / (1 + row) for row in range(ROWS)])
 
 
+def _vandermonde(device: torch.device) -> _Case:
+    return _against_reference("vandermonde", *_modes(device), LENGTH)
+
+
+def _adjoint(device: torch.device) -> _Case:
+    v = _signal(device, ROWS, LENGTH)
+    return _against_reference("vandermonde_adjoint", v, _modes(device)[1])
+
+
 def _channel_vandermonde(device: torch.device) -> _Case:
-    W, log_lambda = _channel_modes(device)
-    return (
-        lambda: ops.channel_vandermonde(W, log_lambda, LENGTH),
-        lambda: reference.channel_vandermonde(W.cpu(), log_lambda.cpu(), LENGTH),
-    )
+    return _against_reference("channel_vandermonde", *_channel_modes(device), LENGTH)
 
 
 def _channel_adjoint(device: torch.device) -> _Case:
-    v, (_, log_lambda) = _signal(device, ROWS, LENGTH), _channel_modes(device)
-    return (
-        lambda: ops.channel_adjoint(v, log_lambda),
-        lambda: reference.channel_adjoint(v.cpu(), log_lambda.cpu()),
-    )
+    v = _signal(device, ROWS, LENGTH)
+    return _against_reference("channel_adjoint", v, _channel_modes(device)[1])
 
 
 def _convolution(device: torch.device) -> _Case:
     u, kernel = _signal(device, 2, LENGTH, ROWS), _signal(device, ROWS, LENGTH)
-    return (
-        lambda: ops.convolution(u, kernel),
-        lambda: reference.convolution(u.cpu(), kernel.cpu()),
-    )
+    return _against_reference("convolution", u, kernel)
 
 
 def _mix(device: torch.device) -> _Case:
@@ -157,11 +149,8 @@ def _thin_linear(device: torch.device) -> _Case:
 
 
 def _rotate(device: torch.device) -> _Case:
-    x, positions = _signal(device, 2, LENGTH, 3, 16), torch.arange(LENGTH, device=device)[None]
-    return (
-        lambda: ops.rotate(x, positions),
-        lambda: reference.rotate(x.cpu(), positions.cpu()),
-    )
+    positions = torch.arange(LENGTH, device=device)[None]
+    return _against_reference("rotate", _signal(device, 2, LENGTH, 3, 16), positions)
 
 
 def _zero_order_hold(device: torch.device) -> _Case:

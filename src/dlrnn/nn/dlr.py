@@ -47,6 +47,8 @@ class DLR(KernelMixer):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_lambda_re", "log_lambda_im", "W")
+    option_names: ClassVar[tuple[str, ...]] = ("d_state", "cast", "real", "dt_min", "dt_max")
+    shown_options: ClassVar[tuple[str, ...]] = ("d_state", "cast", "real")
 
     def __init__(
         self,
@@ -172,15 +174,3 @@ class DLR(KernelMixer):
         if self.cast == "real":
             return modes
         return Modes(*ops.prod_modes(modes.W, modes.log_lambda), modes.D)
-
-    # ------------------------------------------------------------------------------ description
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `DLR(**layer.options())`."""
-        names = ("d_state", "cast", "real", "dt_min", "dt_max")
-        return super().options() | {name: getattr(self, name) for name in names}
-
-    def extra_repr(self) -> str:
-        """What `print(layer)` shows."""
-        shown = super().extra_repr() + (", real" if self.real else "")
-        return f"{shown}, d_state={self.d_state}, cast={self.cast!r}"

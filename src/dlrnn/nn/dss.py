@@ -1,7 +1,7 @@
 """DSS-exp: a diagonal state space whose step is learned for each channel."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 
@@ -29,6 +29,7 @@ class DSS(StateSpace):
             `KernelMixer`.
     """
 
+    option_names: ClassVar[tuple[str, ...]] = (*StateSpace.option_names, "frequency_step")
     multiplicity: ClassVar[int] = 1
 
     def __init__(
@@ -57,7 +58,3 @@ class DSS(StateSpace):
     def reset_parameters(self) -> None:
         """`Lambda_n = -1/2 + i frequency_step n`, Delta log-uniform, `W ~ N(0, 1)` in each part."""
         self._reset(self.frequency_step * torch.arange(self.d_state).double(), deviation=1.0)
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `DSS(**layer.options())`."""
-        return super().options() | {"frequency_step": self.frequency_step}

@@ -240,6 +240,12 @@ class KernelMixer(Mixer[KernelState]):
         project: False leaves out activation, dropout and linear map: a linear layer.
     """
 
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """The options of a subclass, whose values are attributes of the same names."""
+
+    shown_options: ClassVar[tuple[str, ...]] = ("d_state",)
+    """Those of them that `print(layer)` shows."""
+
     def __init__(
         self,
         d_model: int,
@@ -283,14 +289,16 @@ class KernelMixer(Mixer[KernelState]):
 
     def options(self) -> dict[str, Any]:
         """The arguments that make this layer again: `type(layer)(**layer.options())`."""
-        names = ("d_model", "bidirectional", "kernel_length", "glu", "activation", "project")
+        shared = ("d_model", "bidirectional", "kernel_length", "glu", "activation", "project")
+        names = (*shared, *self.option_names)
         return {name: getattr(self, name) for name in names} | {"dropout": self.dropout_p}
 
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         flags = [name for name in ("bidirectional", "glu") if getattr(self, name)]
         limit = [f"kernel_length={self.kernel_length}"] if self.kernel_length else []
-        return ", ".join((f"d_model={self.d_model}", *flags, *limit))
+        own = [f"{name}={getattr(self, name)!r}" for name in self.shown_options]
+        return ", ".join((f"d_model={self.d_model}", *flags, *limit, *own))
 
     # ------------------------------------------------------------------------------ the kernel
 

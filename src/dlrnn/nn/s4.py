@@ -1,7 +1,7 @@
 """S4-LegS: a state space with a diagonal-plus-low-rank matrix (Gu, Goel and Re 2021)."""
 
 import math
-from typing import Any, ClassVar, Unpack, cast
+from typing import ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ class S4(KernelMixer):
         "C",
     )
 
+    option_names: ClassVar[tuple[str, ...]] = ("d_state", "dt_min", "dt_max")
+
     def __init__(
         self,
         d_model: int,
@@ -82,15 +84,6 @@ class S4(KernelMixer):
             self.C.normal_(std=math.sqrt(0.5))
             self.log_dt.uniform_(math.log(self.dt_min), math.log(self.dt_max))
         self.reset_skip_and_out()
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `S4(**layer.options())`."""
-        names = ("d_state", "dt_min", "dt_max")
-        return super().options() | {name: getattr(self, name) for name in names}
-
-    def extra_repr(self) -> str:
-        """What `print(layer)` shows."""
-        return f"{super().extra_repr()}, d_state={self.d_state}"
 
     def system(self) -> DPLR:
         """The continuous system, float64 pairs; C [1, H, N/2, 2], or [2, ...] if bidirectional."""

@@ -1,7 +1,7 @@
 """SGConv: a long convolution whose kernel is coarser the further back it reads."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,8 @@ class SGConv(KernelMixer):
     """
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("sub_kernels",)
+    option_names: ClassVar[tuple[str, ...]] = ("length", "d_kernel", "decay")
+    shown_options: ClassVar[tuple[str, ...]] = ("length", "d_kernel", "scales", "decay")
     kernel_norm: Tensor
 
     def __init__(
@@ -70,16 +72,6 @@ class SGConv(KernelMixer):
             self.sub_kernels.normal_(std=1 / self.d_kernel)
             self.kernel_norm.copy_(self._concatenated().norm(dim=-1))
         self.reset_skip_and_out()
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `SGConv(**layer.options())`."""
-        names = ("length", "d_kernel", "decay")
-        return super().options() | {name: getattr(self, name) for name in names}
-
-    def extra_repr(self) -> str:
-        """What `print(layer)` shows."""
-        own = f"length={self.length}, d_kernel={self.d_kernel}, scales={self.scales}"
-        return f"{super().extra_repr()}, {own}, decay={self.decay}"
 
     def _concatenated(self) -> Tensor:
         """The kernel before it is cut and divided, [rows, 2^(scales-1) d]."""

@@ -1,7 +1,7 @@
 """What DSS and S4D share: a continuous diagonal system, each channel sampled with its own step."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class StateSpace(KernelMixer):
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ("log_decay", "frequency", "log_dt", "W")
 
+    option_names: ClassVar[tuple[str, ...]] = ("d_state", "dt_min", "dt_max")
     multiplicity: ClassVar[int]
     """c: 2 where a mode stands for itself and its conjugate, else 1."""
 
@@ -54,15 +55,6 @@ class StateSpace(KernelMixer):
             self.log_dt.uniform_(math.log(self.dt_min), math.log(self.dt_max))
             self.W.normal_(std=deviation)
         self.reset_skip_and_out()
-
-    def options(self) -> dict[str, Any]:
-        """The arguments that make this layer again: `type(layer)(**layer.options())`."""
-        names = ("d_state", "dt_min", "dt_max")
-        return super().options() | {name: getattr(self, name) for name in names}
-
-    def extra_repr(self) -> str:
-        """What `print(layer)` shows."""
-        return f"{super().extra_repr()}, d_state={self.d_state}"
 
     def modes(self) -> Modes:
         """The DLR with this kernel: W [H, N, 2] (2 H rows if bidirectional), log lambda [H, N, 2]

@@ -35,6 +35,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
 """The most bytes of records.jsonl, of a curve and of any other file."""
+MOST_CURVE_ENTRY = 1000
+"""The most characters of a name or a number in a curve."""
 MOST_PIXELS = 2**24
 """The most pixels of a picture."""
 MOST_COLUMNS, MOST_RECIPES = 200, 2000
@@ -203,6 +205,8 @@ def _files(
 def read_curve(content: bytes) -> Curve:
     """Parse the output of `curve_bytes`."""
     lines = list(csv.reader(io.StringIO(content.decode())))
+    if any(len(entry) > MOST_CURVE_ENTRY for line in lines for entry in line):
+        raise ValueError(f"an entry of a curve has more than {MOST_CURVE_ENTRY} characters")
     if not lines or lines[0][:1] != ["step"]:
         raise ValueError("a curve begins with its steps")
     head, *rows = lines
