@@ -70,9 +70,8 @@ def task_previews() -> None:
         if task.kind == "regression":
             marked = {"marked": 8} if name.startswith("select") else {}
             figure = tasks.get(name, length=64, **marked).preview()
-            figure.set_size_inches(8, 4)
             drawn = BytesIO()
-            figure.savefig(drawn, dpi=100)
+            figure.savefig(drawn, dpi=900 / figure.get_figwidth())
             small = Image.open(drawn).convert("RGB").quantize(48)  # a palette: a third of the bytes
             small.save(PICTURES / "tasks" / f"{name}.png", optimize=True)
             print(f"drawn: docs/pictures/tasks/{name}.png")

@@ -202,9 +202,9 @@ class Sort(_ReadThenWrite):
 
 @dataclass(frozen=True)
 class Select(RegressionTask):
-    """The input is L + M numbers x followed by M = 32 zeros. A second feature marks M random
-    positions i_1 < ... < i_M of x. At the positions of the zeros, the output is the marked numbers
-    in their order: y_j = x_{i_j}.
+    """The input is L + M numbers x followed by M zeros (32 in the paper). A second feature marks M
+    random positions i_1 < ... < i_M of x. At the positions of the zeros, the output is the marked
+    numbers in their order: y_j = x_{i_j}.
 
     M = 2, L = 2: in (.1, .7, -1, .4, 0, 0), marks (0, 1, 0, 1, 0, 0), out (..., .7, .4).
     """
@@ -264,7 +264,7 @@ class Select(RegressionTask):
 
 @dataclass(frozen=True)
 class SelectFixed(Select):
-    """As Select, but the M = 32 marked positions i_1 < ... < i_M are the same in every sample:
+    """As Select, but the M marked positions i_1 < ... < i_M are the same in every sample:
     y_j = x_{i_j} is written over the M zeros at the end.
     """
 
