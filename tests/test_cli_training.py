@@ -221,7 +221,7 @@ def test_wrong_runs_raise(done, tmp_path, capsys):
     assert several in sentence(capsys, "train", "table1/shift")
     assert "`dlrnn sweep` trains several recipes" in sentence(capsys, "train", "table1/*/dlr-1")
     assert "name a recipe" in sentence(capsys, "train")
-    assert "begin a new one" in sentence(
+    assert "begin a new run" in sentence(
         capsys, "train", "--resume", str(done), "--steps", "9", *WHERE
     )
     copy = tmp_path / "copy"
@@ -397,3 +397,26 @@ def test_wrong_imports_raise(tmp_path, capsys):
     assert "did you mean 'text'?" in wrong
     nothing = str(tmp_path / "nothing")
     assert "nothing" in sentence(capsys, "data", "import", "text", nothing)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_interrupted_run_names_the_command_that_resumes_it(
+    complete, tmp_path, capsys, monkeypatch
+):
+    """With the options that no file stores; a run that became complete needs no command."""
+    run = tmp_path / "run"
+
+    def interrupted(path, *_, **__):
+        run.mkdir()
+        for name in ("config.json", *(["result.json"] if complete else [])):
+            (run / name).write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlrnn.train.train", interrupted)
+    options = ["--device", "cpu", "--writer", "none", "--early-stop"]
+    recipe = ["table1/shift/dlr-1", "--scale", "tiny", "--out", str(run)]
+    assert main(["train", *recipe, *options]) == 130
+    printed = capsys.readouterr().err
+    command = f"dlrnn train --resume {run} --device cpu --writer none --early-stop"
+    assert (command in printed) != complete
+    assert ("complete" in printed) == complete

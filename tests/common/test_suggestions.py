@@ -26,3 +26,7 @@ def test_the_most_similar_name_is_found(wrong, known, found):
 def test_a_suggestion_is_a_question_or_the_alternative():
     assert suggestion("shfit", ["shift"], "none") == "did you mean 'shift'?"
     assert suggestion("xyzzy", ["shift"], "none") == "none"
+
+
+def test_a_name_of_megabytes_is_not_compared():
+    assert nearest("a" * 10_000_000, ["a" * 10_000_000]) is None

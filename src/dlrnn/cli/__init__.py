@@ -120,7 +120,7 @@ def _stdout_is_closed() -> bool:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     """The parser of one command, or of all if there is no such command."""
-    text = "Diagonal linear RNNs: `from dlrnn import DLR`."
+    text = "Train, test and measure diagonal linear RNNs and other sequence mixers."
     parser = argparse.ArgumentParser(prog="dlrnn", description=text, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dlrnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

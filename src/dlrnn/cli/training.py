@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dlrnn.train import RunConfig
 
 SCALES = ("full", "short", "tiny")
+FLAGS = ("sharded", "early_stop", "trust", "json")
 
 
 def add(commands: Any) -> None:
@@ -89,7 +90,7 @@ def _several_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def _scale(parser: argparse.ArgumentParser) -> None:
-    text = "the paper's sizes, a tenth of the steps, or minutes on two CPU cores"
+    text = "full: the paper's run; short: a tenth of its steps; tiny: about a minute on a CPU"
     parser.add_argument("--scale", choices=SCALES, default="full", help=text)
 
 
@@ -118,8 +119,10 @@ def _train(given: argparse.Namespace) -> int:
     if given.resume is None:
         path, config = _run_of(given)
     elif given.recipe or given.overrides or given.out or given.scale != "full":
-        more = "for other settings, or more steps, begin a new one"
-        raise ValueError(f"--resume takes no other settings than those of the run: {more}")
+        raise ValueError(
+            "--resume cannot be combined with a recipe, --out, --scale or settings: a run keeps its"
+            " configuration; for other settings, or more steps, begin a new run"
+        )
     else:
         path, config = given.resume, None
     complete = config is None and RunDirectory.open(path).result is not None
@@ -128,7 +131,10 @@ def _train(given: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if is_rank_zero() and (path / "config.json").is_file():
             print(file=sys.stderr)
-            warn(f"continue with: dlrnn train --resume {path}")
+            if (path / "result.json").is_file():
+                warn(f"dlrnn train: the run {path} is complete")
+            else:
+                warn(f"continue with: {_resume_command(path, given)}")
         raise
     if not is_rank_zero():
         return 0
@@ -142,6 +148,15 @@ def _train(given: argparse.Namespace) -> int:
         say(f"stopped after {result['steps']} steps: {result['stopped']}")
     say(f"{metric} {result['value']:.4f} (best {result['best']:.4f}), run: {path}")
     return 0
+
+
+def _resume_command(path: Path, given: argparse.Namespace) -> str:
+    """The command that resumes a run with the options of this one, which no file stores."""
+    values = {name: getattr(given, name) for name in ("device", "devices", "nodes")}
+    values["writer"] = None if given.writer == "tensorboard" else given.writer
+    flags = [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(given, name)]
+    options = [f"--{name} {value}" for name, value in values.items() if value is not None]
+    return " ".join([f"dlrnn train --resume {path}", *options, *flags])
 
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:

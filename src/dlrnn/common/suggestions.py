@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 LEAST_LIKENESS = 0.6
+LONGEST = 200
+"""Characters of a name that is compared: a file may hold one of megabytes."""
 
 
 def nearest(wrong: object, known: Iterable[str]) -> str | None:
@@ -13,6 +15,8 @@ def nearest(wrong: object, known: Iterable[str]) -> str | None:
     their last part: `d_state` finds `model.mixer_options.d_state`.
     """
     typed = _normalized(str(wrong))
+    if len(typed) > LONGEST:
+        return None
     rated = [(_likeness(typed, _normalized(each)), each) for each in known]
     (best, _), name = max(rated, default=((0.0, 0.0), ""), key=lambda each: each[0])
     return name if best >= LEAST_LIKENESS else None

@@ -120,7 +120,8 @@ class DLR(KernelMixer):
         """Returns y [B, L, H], or (y, state) if `return_state`.
 
         `state` is that of the positions before x. `lengths` are the true lengths of a padded batch:
-        positions beyond them are ignored, and the output there is 0.
+        positions beyond them are ignored, and the output there is 0. (`Mixer.forward` with
+        `KernelMixer._whole` computes the same; it is written out here for readers.)
         """
         if state is not None or return_state:  # chunks carry a state
             return super().forward(x, state, return_state=return_state, lengths=lengths)
@@ -156,7 +157,7 @@ class DLR(KernelMixer):
     # ------------------------------------------------------------------------------ streaming
 
     def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
-        """One position, [B, H]: `s' = lambda s + u`, `y = Re <W, s'> + D u`."""
+        """One position, [B, H]: `s' = lambda s + u`, `y = Re(sum_n W_n s'_n) + D u`."""
         if self.cast == "prod" or self.kernel_length or not isinstance(state, RecurrentState):
             return super()._read_step(u, state)  # pairs of states, a window, or online convolution
         W, log_lambda, D = self.modes()

@@ -57,7 +57,7 @@ class Experts(Mixer[tuple[()]]):
         dropout: probability, after the activation.
     """
 
-    reads_ahead: ClassVar[str] = (
+    cannot_stream: ClassVar[str] = (
         "router='top' ranks a whole sequence and so reads the future: it cannot stream, and"
         " router='threshold' can"
     )

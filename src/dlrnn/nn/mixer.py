@@ -55,7 +55,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
     kernel_parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that make a kernel: `param_groups` gives them no weight decay."""
 
-    reads_ahead: ClassVar[str] = (
+    cannot_stream: ClassVar[str] = (
         "a bidirectional layer reads the future: it has no state and cannot stream"
     )
 
@@ -109,13 +109,13 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
     @property
     def sees_padding(self) -> bool:
-        """Whether finite numbers behind a sequence's end can change its answer."""
+        """Whether values in the padding can change the output at valid positions."""
         return self.bidirectional
 
     def _checked(
         self, x: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """X with zeros for its padding; the lengths as int64; the mask of the padding."""
+        """The input with zeros for its padding; the lengths as int64; the mask of the padding."""
         check_input(x, ("B", "L", self.d_model), self._parameter())
         padding = None
         if lengths is not None:
@@ -126,7 +126,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         return x, lengths, padding
 
     def _check_streams(self) -> None:
-        require(not self.bidirectional, self.reads_ahead)
+        require(not self.bidirectional, self.cannot_stream)
 
     @abstractmethod
     def _parameter(self) -> Tensor:
@@ -159,9 +159,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
 
 def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> None:
-    """X has this shape, at least one position, and the device and dtype of the parameter.
+    """The input has this shape, at least one position, and the device and dtype of the parameter.
 
-    Under autocast x may be in half precision. Letters in `shape` stand for any size.
+    Under autocast it may be in half precision. Letters in `shape` stand for any size.
     """
     if (
         isinstance(x, Tensor)  # type: ignore[redundant-expr]
@@ -305,7 +305,9 @@ class KernelMixer(Mixer[KernelState]):
     def kernel(self, length: int) -> Float[Tensor, "rows K"]:
         """The first `min(length, kernel_length)` entries, [H, K]; 2 H rows if bidirectional."""
         if isinstance(length, float | str) or length < 1:
-            raise ValueError(f"a kernel needs a whole length of at least 1, not {length!r}")
+            raise ValueError(
+                f"the length of a kernel must be a whole number of at least 1, not {length!r}"
+            )
         length = min(length, self.kernel_length or length)
         reused = self.reused
         if reused is not None and length in reused:
@@ -346,7 +348,7 @@ class KernelMixer(Mixer[KernelState]):
         return self._mixed(u, right, kernel[self.d_model :] if self.bidirectional else None)
 
     def _mixed(self, u: Tensor, right: Tensor, left: Tensor | None) -> Tensor:
-        """`conv(K, u) + D u` and the output stage, in one op where that is the same computation."""
+        """`conv(K, u) + D u` and output stage: by `ops.mix` on a GPU or with active dropout."""
         drops = isinstance(self.dropout, nn.Dropout) and self.dropout.training
         one_op = (u.is_cuda or drops) and is_unmodified(self.out, nn.Linear)
         if not (one_op and is_unmodified(self.dropout, nn.Dropout, nn.Identity)):
@@ -462,8 +464,9 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
     """Whether a call of the module computes what PyTorch's class of that name computes.
 
-    Not so with hooks of the module or of all modules (weight norm, pruning), with a `forward` of
-    its own (accelerate's offloading), or with parameters that are tensor subclasses.
+    It does not with hooks of the module or of all modules (weight norm, pruning), with a `forward`
+    that was replaced on the instance (accelerate's offloading), or with tensor subclasses as
+    parameters.
     """
     return (
         module is not None

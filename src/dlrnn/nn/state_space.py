@@ -13,7 +13,7 @@ from dlrnn.ops.checks import require_dtype, require_steps
 
 
 class StateSpace(KernelMixer):
-    """`x' = Lambda x + u`, `y = c Re <W, x> + D u`, the input held for a step `Delta_h`.
+    """`dx/dt = Lambda x + u`, `y = c Re(W x) + D u`, the input held for a step `Delta_h`.
 
     With `Lambda = -exp(log_decay) + i frequency` and `Delta = exp(log_dt)` the kernel is
 

@@ -9,8 +9,8 @@ memory stays of the order of u. Spectra are computed again in backward instead o
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 
 On a GPU up to 16384 positions of fp32 are convolved in rows [B, H, L] (ops/cuda/convolution.py),
-and u's rows are kept for backward. Second derivatives go back through them: to go back through the
-same graph after their backward, give that one `retain_graph=True`.
+and u's rows are kept for backward, also for second derivatives: to call backward again after a
+double backward, pass `retain_graph=True` to the double backward.
 """
 
 from functools import cache
@@ -105,7 +105,9 @@ def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
     require_shape("u", u, ("B", "L", "H"))
     require_dtype("u", u, FLOATING)
     for name, kernel in (("right", right), ("left", left)):
-        require_shape(f"u is [B, L, H], so that the {name} kernel", kernel, (u.shape[2], "K"))
+        require_shape(
+            f"the {name} kernel of a u with {u.shape[2]} channels", kernel, (u.shape[2], "K")
+        )
         require_dtype(f"the {name} kernel", kernel)
         exact = u.dtype != torch.float64 or kernel.dtype == torch.float64
         require(exact, f"u is float64, so that the {name} kernel must be, too")
@@ -281,8 +283,10 @@ _backward_op.register_autograd(_second_gradients, setup_context=_setup)
 def convolve(
     u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """The convolution, in rows if asked `to_rows`, and u's rows for backward; where there are none,
-    or none are `wanted`, y as it is in `convolution`, and nothing.
+    """Returns y and the rows of u for backward; y is in rows, too, if `to_rows`.
+
+    Where there are no kernels for rows, or they are not `wanted`, y is [B, L, H] and the rows are
+    empty.
     """
     if not _has_rows(u, right, left, wanted):
         return convolution_op(u, right, left), u.new_empty(0)
@@ -303,7 +307,7 @@ def _(u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool) -> tu
 def _sequences_backward(
     dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`_backward`, of u's rows."""
+    """The gradients for dy [B, L, H] and u in rows."""
     gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_of_rows(dy, rows_u, right, left)
     return gradients
 
@@ -317,7 +321,7 @@ def _(dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, 
 def _rows_backward(
     rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of dy's rows, which are used up; du is no longer in rows."""
+    """The gradients for dy in rows, which is overwritten; du is [B, L, H]."""
     gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_rows(
         rows_dy, rows_u, length, right, left
     )

@@ -1,4 +1,4 @@
-"""The one place that chooses which implementation of an op runs.
+"""The choice of the implementation of an op: requests, rules and records.
 
 There are two backends: `torch` runs on every device; `fused` are our own CUDA and Triton kernels,
 for the tensors that they support. An op takes `fused` where it can. A backend can be requested with
@@ -23,7 +23,8 @@ FUSED = {
     "vandermonde_adjoint": "fp32 on a Hopper GPU",
     "channel_vandermonde": "fp32 on a Hopper GPU",
     "channel_adjoint": "fp32 on a Hopper GPU",
-    "convolution": "fp32 on a GPU of compute capability 9.0 or later, and 129 to 2^20 positions",
+    "convolution": "u in fp32, bf16 or fp16 and kernels in fp32, on a GPU of compute capability 9.0"
+    " or later, and 129 to 2^20 positions",
     "mix": "fp32 on a Hopper GPU, no autocast, GELU or the identity, a bias, at most 256 input"
     " and 512 output channels in multiples of 16, and kernels of more than 4 entries",
     "layer_norm": "fp32 on a GPU, at most 1024 channels, no torch.func",
@@ -36,7 +37,7 @@ FUSED = {
 """What the fused kernels of an op take."""
 
 OPS = (*FUSED, "step")
-"""Every op that has a choice to make, or will have one: `step` runs on torch only."""
+"""Every op that asks here; `step` has only the backend `torch`."""
 
 _HAS_TRITON = find_spec("triton") is not None  # looked up once: a compiled graph cannot do it
 _requested = [os.environ.get("DLRNN_BACKEND", "")]

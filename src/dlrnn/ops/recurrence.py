@@ -1,4 +1,6 @@
-"""The recurrence `x_k = lambda x_{k-1} + u_k`, `y_k = Re <W, x_k>`: one step, or a chunk at once.
+"""The recurrence `x_k = lambda x_{k-1} + u_k`, `y_k = Re(W x_k)`: one step, or a chunk at once.
+
+`W x` is the sum over the states, `sum_n W_n x_n`, without a conjugate.
 
 A state is [B, H, N, 2], real pairs. Letters: u [B, L, H] or, for a step, [B, H]. `log_lambda` is
 [N, 2], shared by the channels, or [H, N, 2], each channel its own.
@@ -25,7 +27,7 @@ def step(
     leaving: Float[Tensor, "B H"] | None = None,
     window: int = 0,
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H N 2"]]:
-    """One step: `x' = lambda x + u` and `y = Re <W, x'>`.
+    """One step: `x' = lambda x + u` and `y = Re(W x')`.
 
     With a restricted kernel, `leaving` is the input that is now `window` steps old; its remainder,
     `lambda^window leaving`, is subtracted from the state.
@@ -71,7 +73,7 @@ def response(
     state: Float[Tensor, "B H N 2"],
     length: int,
 ) -> Float[Tensor, "B {length} H"]:
-    """A state's part in the next outputs: `Re <W, lambda^(k+1) x>` for k = 0 .. length-1."""
+    """A state's part in the next outputs: `Re(W lambda^(k+1) x)` for k = 0 .. length-1."""
     lam = powers(log_lambda, 1).to(state.dtype)
     weight = pair_product(W, pair_product(lam, state))
     product = vandermonde if log_lambda.dim() == 2 else channel_vandermonde

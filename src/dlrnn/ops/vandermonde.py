@@ -1,6 +1,6 @@
 """The Vandermonde product `K = Re(W P)`, `P_nk = lambda_n^k`, and its adjoint `M = v P^T`.
 
-P (N x L) is never made as a whole. A position is split as `k = a + S b`, so that
+P (N x L) is made only where it is small (at the end). A position is split as `k = a + S b`, so that
 
     K[a + S b] = Re sum_n (W_n lambda_n^(S b)) lambda_n^a ,
 
@@ -49,8 +49,8 @@ def vandermonde(
     fits = log_lambda.dim() == 2 and W.shape[-2:] == log_lambda.shape and log_lambda.shape[1] == 2
     if not fits or W.dtype not in REAL or W.device != log_lambda.device:
         _explain(W, log_lambda)
-        rows = tuple("." for _ in W.shape[:-2])
-        require_shape("W", W, (*rows, log_lambda.shape[0], 2))
+        states = log_lambda.shape[0]
+        raise ValueError(f"W must have the shape [..., {states}, 2], not {list(W.shape)}")
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W if W.dim() == 3 else W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
@@ -115,7 +115,7 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
 
 
 def _moments(v: Tensor, log_lambda: Tensor) -> Tensor:
-    """V [R, L], log_lambda [N, 2] in float64 -> M [R, N, 2]."""
+    """From v [R, L] and log_lambda [N, 2] in float64 -> M [R, N, 2]."""
     if uses_fused("vandermonde_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
     (rows, length), states = v.shape, log_lambda.shape[0]
@@ -259,7 +259,7 @@ def table_split(like: Tensor, length: int) -> tuple[int, int]:
 
 
 def workspace(like: Tensor) -> int:
-    """Complex numbers that a temporary may hold: 4 MiB of fp32 on a CPU (its cache), else 64."""
+    """Complex numbers of a temporary: 4 MiB in fp32 on a CPU, which fit its cache, else 64 MiB."""
     return 2**19 if like.device.type == "cpu" else 2**23
 
 

@@ -99,7 +99,7 @@ def _parsed(content: bytes, where: str) -> RunConfig:
 
 
 def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
-    """Test the best checkpoint of a complete run, once; regressions have no test split."""
+    """Test the best checkpoint of a complete run, once; regressions are not tested."""
     folder = RunDirectory.open(path)
     if folder.config.make_task().kind == "regression" or read_test(folder):
         return

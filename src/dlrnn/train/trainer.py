@@ -83,6 +83,10 @@ def train(
         show: print progress to stderr.
         writer: "tensorboard", "wandb" or "none".
         trust: import a mixer outside of dlrnn that the configuration on disk names.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM stopped the run, after a checkpoint of its last step.
+        ValueError: `path` holds a run already, and a configuration was given.
     """
     begins = config is not None
     folder = RunDirectory(path) if begins else RunDirectory.open(path)
