@@ -79,6 +79,17 @@ def test_what_ran_is_recorded_with_its_reason():
         assert all("not on a GPU" in choice.reason for choice in choices)
 
 
+def test_doctor_reports_a_requested_backend_that_is_missing():
+    """Every op that cannot run it has a row with the reason, which names the variable."""
+    code = "import os; os.environ['DLRNN_BACKEND'] = 'fused'\nfrom dlrnn.bench import doctor\n"
+    code += "for row in doctor.examine('cpu'): print(row['op'], row['ok'], row['why'])"
+    lines = run_python(code).splitlines()
+    assert len(lines) == len(dispatch.OPS)
+    for op, line in zip(dispatch.OPS, lines, strict=True):
+        assert line.startswith(f"{op} False")
+        assert "DLRNN_BACKEND" in line
+
+
 def test_doctor_reports_what_its_cases_ran():
     rows = doctor.examine(str(DEVICE))
     assert {row["op"] for row in rows} == set(dispatch.OPS)

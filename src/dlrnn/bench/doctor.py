@@ -44,8 +44,18 @@ def _examine(
     op: str, device: torch.device, case: tuple[Callable[[], Tensor], Callable[[], Tensor]]
 ) -> dict[str, Any]:
     run, expected = case
-    with dispatch.recorded() as choices:
-        run()
+    try:
+        with dispatch.recorded() as choices:
+            run()
+    except ValueError as problem:  # a requested backend that is not there
+        return {
+            "op": op,
+            "backend": None,
+            "why": str(problem),
+            "error": None,
+            "ms": None,
+            "ok": False,
+        }
     none = dispatch.Choice(op, "torch", "the op made no choice")
     choice = next((each for each in choices if each.op == op), none)
     start = time.perf_counter()

@@ -60,14 +60,14 @@ def uses_fused(op: str, x: Tensor, supports: Callable[[], bool] = lambda: False)
     requested = _requested[-1]
     if not requested and not x.is_cuda and not _records:
         return False
-    _require_known(requested)
+    _require_known(requested, _source())
     able = op in FUSED and x.is_cuda and prefers_fused() and supports()
     if requested == "fused" and not able:
         name = str(x.dtype).removeprefix("torch.")
         needs = FUSED.get(op, "nothing: it has no fused kernels")
         raise ValueError(
-            f"backend 'fused' was requested, and {op} cannot run it on {name} tensors on"
-            f" {x.device}; its kernels take {needs}"
+            f"backend 'fused' was requested ({_source()}), and {op} cannot run it on {name} tensors"
+            f" on {x.device}; its kernels take {needs}"
         )
     if _records:
         _records[-1].append(Choice(op, "fused" if able else "torch", _reason(op, x, able)))
@@ -94,10 +94,15 @@ def _reason(op: str, x: Tensor, able: bool) -> str:
     return f"the kernels take {FUSED[op]}" if _HAS_TRITON else "triton is not installed"
 
 
-def _require_known(name: str) -> None:
+def _require_known(name: str, source: str) -> None:
     if name and name not in get_args(Backend):
         known = " or ".join(get_args(Backend))
-        raise ValueError(f"backend {name!r} was requested, and there is only {known}")
+        raise ValueError(f"backend {name!r} was requested ({source}); there is only {known}")
+
+
+def _source() -> str:
+    """What requested the backend, so that the request can be taken back."""
+    return "by the variable DLRNN_BACKEND" if len(_requested) == 1 else "by use_backend"
 
 
 def _fused_is_there() -> bool:
@@ -108,7 +113,7 @@ def _fused_is_there() -> bool:
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Inside the context every op uses this backend, or raises ValueError."""
-    _require_known(name)
+    _require_known(name, "by use_backend")
     if name == "fused" and not _fused_is_there():
         missing = "there is no CUDA device" if _HAS_TRITON else "triton is not installed"
         raise ValueError(f"backend 'fused' was requested, and {missing}")

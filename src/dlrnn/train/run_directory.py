@@ -73,11 +73,11 @@ class RunDirectory:
         files = {ENVIRONMENT: json.dumps(environment(), indent=1).encode(), **(files or {})}
         if not folder._is_bare(files):
             if (folder.path / RESULT).exists():
-                raise ValueError(f"{path} holds a run that is complete; choose another --out")
+                raise ValueError(f"{path} holds a run that is complete; choose another folder")
             if (folder.path / CONFIG).exists():
-                advice = f"continue it with `dlrnn train --resume {path}`, or choose another --out"
+                advice = f"continue it with `dlrnn train --resume {path}`, or choose another folder"
                 raise ValueError(f"{path} holds a run that was stopped; {advice}")
-            raise ValueError(f"{path} is not empty; choose another --out")
+            raise ValueError(f"{path} is not empty; choose another folder")
         for name, content in files.items():
             write_whole(folder.path / name, content)
         write_whole(folder.path / CONFIG, config.to_json().encode())
@@ -87,7 +87,7 @@ class RunDirectory:
         """Refuse a directory with other files, before anything is written into it, even a lock."""
         foreign = self.path.is_dir() and not any((self.path / n).exists() for n in (CONFIG, LOCK))
         if foreign and not self._is_bare([ENVIRONMENT, *files]):
-            raise ValueError(f"{self.path} is not empty; choose another --out")
+            raise ValueError(f"{self.path} is not empty; choose another folder")
 
     def _is_bare(self, files: Iterable[str]) -> bool:
         """Whether the directory is empty, or the run stopped before anything was trained."""

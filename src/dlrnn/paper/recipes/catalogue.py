@@ -54,7 +54,9 @@ def get(name: str) -> Recipe:
             raise ValueError(f"{name} is several recipes: {', '.join(below[:3])}{more}")
         if "*" in name:
             raise ValueError(f"{name!r} is a pattern: `dlrnn sweep` trains several recipes")
-        raise ValueError(f"there is no recipe {name!r}: {advice(name, list(RECIPES))}")
+        tasks = [each for each in RECIPES if each.split("/")[1] == name]
+        how = f"name one of {', '.join(tasks)}" if tasks else advice(name, list(RECIPES))
+        raise ValueError(f"there is no recipe {name!r}: {how}")
     return RECIPES[name]
 
 
