@@ -32,7 +32,7 @@ FUSED = {
     " torch.func",
     "rotate": "fp32, bf16 or fp16 on a GPU, an even head width, no torch.func",
     "zero_order_hold": "a GPU, not compiled",
-    "sections": "a GPU, not compiled, at most two directions",
+    "sections": "a GPU of compute capability 9.0 or later, not compiled, at most two directions",
 }
 """What the fused kernels of an op take."""
 

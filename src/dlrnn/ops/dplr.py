@@ -175,7 +175,10 @@ def _is_fused(system: DPLR) -> bool:
     outputs, channels = system.C.shape[:2]
     fits = outputs <= 2 and channels < 2**16 and system.C.numel() > 0
     fits = fits and not torch.compiler.is_compiling()
-    return uses_fused("sections", system.dt, lambda: fits)
+    device = system.dt.device
+    return uses_fused(
+        "sections", system.dt, lambda: fits and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 def _fused_tile(system: DPLR, length: int) -> Tensor:
