@@ -8,6 +8,7 @@ from support import DEVICE, assert_close, relative_error, run_interpreted
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.ops import dispatch
 
 module = sys.modules["dlrnn.ops.thin_linear"]
 
@@ -57,7 +58,9 @@ def test_accuracy_on_a_gpu(shape, columns):
     generator = torch.Generator(DEVICE).manual_seed(0)
     shapes = shape, (columns, shape[-1]), (columns,)
     inputs = [torch.randn(s, generator=generator, device=DEVICE).requires_grad_() for s in shapes]
-    assert module._is_fused(*inputs)
+    with dispatch.recorded() as choices:
+        ops.linear(*inputs)
+    assert [choice.backend for choice in choices] == ["fused"]
     dout = torch.randn(*shape[:-1], columns, device=DEVICE)
 
     def answers(linear, dtype):
