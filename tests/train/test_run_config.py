@@ -140,3 +140,9 @@ def test_configurations_without_the_setting_deterministic_are_read():
 def test_deterministic_must_be_a_bool(wrong):
     with pytest.raises(ValueError, match="deterministic must be true or false"):
         config(deterministic=wrong)
+
+
+def test_a_configuration_of_another_type_is_refused(tmp_path, unchecked):
+    with pytest.raises(ValueError, match="RunConfig, not a dict"):
+        train(tmp_path / "run", {"steps": 1})
+    assert not (tmp_path / "run").exists()

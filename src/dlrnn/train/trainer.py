@@ -88,6 +88,8 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM stopped the run, after a checkpoint of its last step.
         ValueError: `path` holds a run already, and a configuration was given.
     """
+    if not isinstance(config, RunConfig | None):
+        raise ValueError(f"config must be a RunConfig, not a {type(config).__name__}")
     begins = config is not None
     folder = RunDirectory(path) if begins else RunDirectory.open(path)
     if config is None:
