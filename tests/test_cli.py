@@ -406,6 +406,11 @@ def test_a_closed_pipe_ends_a_command_silently(arguments):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_the_tiny_measurement_takes_no_sizes(capsys):
+    assert main(["bench", "layer", "--tiny", "--d-state", "8"]) == 2
+    assert "leave out --d-state" in capsys.readouterr().err
+
+
 def test_factor_needs_all_sizes(capsys):
     assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
     assert "--factor belongs to --all" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from dlrnn import DLR
-from dlrnn.nn.mixer import is_unmodified
+from dlrnn.nn.layers import is_unmodified
 
 
 def plain():

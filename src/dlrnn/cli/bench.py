@@ -79,6 +79,9 @@ def _bench_layer(given: argparse.Namespace) -> int:
     if given.tiny:
         if given.device not in (None, "cpu"):
             raise ValueError(f"--tiny measures on the CPU, not on {given.device}")
+        for name in ("batch", "d_model", "d_state", "length"):
+            if getattr(given, name) != given.parser.get_default(name):
+                raise ValueError(f"--tiny has its own sizes: leave out --{name.replace('_', '-')}")
         return _report(given, bench_tiny(repeats=max(given.repeats, TINY_REPEATS)), _show_layer)
     sizes = _sizes(given, "batch", "d_model", "d_state", "length", "repeats")
     return _report(given, bench_layer(device=resolve(given.device), **sizes), _show_layer)

@@ -1,6 +1,7 @@
 """`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def _several_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def _scale(parser: argparse.ArgumentParser) -> None:
-    text = "full: the paper's run; short: a tenth of its steps; tiny: about a minute on a CPU"
+    text = "full: the paper's run; short: a tenth of its steps; tiny: seconds to minutes on a CPU"
     parser.add_argument("--scale", choices=SCALES, default="full", help=text)
 
 
@@ -156,7 +157,7 @@ def _resume_command(path: Path, given: argparse.Namespace) -> str:
     values["writer"] = None if given.writer == "tensorboard" else given.writer
     flags = [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(given, name)]
     options = [f"--{name} {value}" for name, value in values.items() if value is not None]
-    return " ".join([f"dlrnn train --resume {path}", *options, *flags])
+    return " ".join([f"dlrnn train --resume {shlex.quote(str(path))}", *options, *flags])
 
 
 def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:

@@ -22,3 +22,24 @@ class ThinLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
         return ops.linear(x, self.weight, self.bias)
+
+
+_MODULE_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
+
+
+def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """Whether a call of the module computes what PyTorch's class of that name computes.
+
+    It does not with hooks of the module or of all modules (weight norm, pruning), with a `forward`
+    that was replaced on the instance (accelerate's offloading), or with tensor subclasses as
+    parameters.
+    """
+    return (
+        module is not None
+        and type(module) in kinds
+        and "forward" not in vars(module)
+        and not any(getattr(module, name) for name in _MODULE_HOOKS)
+        and not any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS)
+        and all(type(parameter) in (Tensor, nn.Parameter) for parameter in module.parameters())
+    )

@@ -16,6 +16,7 @@ from torch import SymInt, Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.nn.layers import is_unmodified
 from dlrnn.nn.streaming import (
     Modes,
     RecurrentState,
@@ -42,7 +43,6 @@ from dlrnn.ops.checks import (
 State = TypeVar("State")
 Activation = Literal["gelu", "silu", "relu", "identity"]
 KernelState = RecurrentState | OnlineState
-PLAIN = (Tensor, nn.Parameter)  # no subclasses: fake tensors, shards
 
 
 class Mixer(nn.Module, ABC, Generic[State]):
@@ -313,7 +313,7 @@ class KernelMixer(Mixer[KernelState]):
         if reused is not None and length in reused:
             return reused[length].leaf
         kernel = self._kernel(length)
-        if kernel.is_cpu and type(kernel) is Tensor and not torch.compiler.is_compiling():
+        if type(kernel) is Tensor and may_read(kernel):
             total = (kernel.detach().sum() + self.D.detach().sum()).item()
             if not math.isfinite(total):  # name the parameter that is not finite
                 for name in (*self.kernel_parameters, "D"):
@@ -453,29 +453,6 @@ class KernelMixer(Mixer[KernelState]):
 
 def _records_gradients() -> bool:
     return torch.is_grad_enabled() and not torch.compiler.is_exporting()
-
-
-_MODULE_HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-)
-_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _MODULE_HOOKS)
-
-
-def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
-    """Whether a call of the module computes what PyTorch's class of that name computes.
-
-    It does not with hooks of the module or of all modules (weight norm, pruning), with a `forward`
-    that was replaced on the instance (accelerate's offloading), or with tensor subclasses as
-    parameters.
-    """
-    return (
-        module is not None
-        and type(module) in kinds
-        and "forward" not in vars(module)
-        and not any(getattr(module, name) for name in _MODULE_HOOKS)
-        and not any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS)
-        and all(type(parameter) in PLAIN for parameter in module.parameters())
-    )
 
 
 class ReusedKernel:

@@ -57,7 +57,7 @@ def convolution(
         return eager
     right = with_skip(right, skip)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
-        uses_fused("convolution", u)  # which raises if the fused kernels were requested
+        uses_fused("convolution", u)  # raises if the fused kernels were requested
         return _direct(u, right)
     y: Tensor
     if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
@@ -68,7 +68,7 @@ def convolution(
 
 
 def no_left(right: Tensor) -> Tensor:
-    """An empty left kernel. It is not a part of `right`, to whose gradient it would add zeros."""
+    """Returns an empty left kernel; a slice of `right` would add zeros to its gradient."""
     if not isinstance(right, Tensor) or right.dim() != 2:  # type: ignore[redundant-expr]
         require_shape("the right kernel", right, ("H", "K"))
     return right.new_empty(right.shape[0], 0)
@@ -86,7 +86,7 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
-    """These kernels can be convolved with u."""
+    """Raises ValueError unless these kernels can be convolved with u."""
     require_no_transform()
     if (
         isinstance(u, Tensor)  # type: ignore[redundant-expr]
@@ -181,12 +181,14 @@ def _backward(
     if len(blocks) == 1:
         du, d_right, d_left = _gradients_of_channels(dy, u, right, left, size, needs_du)
         return du.contiguous(), d_right.contiguous(), d_left.contiguous()
-    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    du = torch.empty(u.shape if needs_du else 0, dtype=u.dtype, device=u.device)
     d_right, d_left = torch.zeros_like(right), torch.zeros_like(left)
     for h in blocks:
-        du[..., h], d_right[h], d_left[h] = _gradients_of_channels(
-            dy[..., h], u[..., h], right[h], left[h], size
+        du_h, d_right[h], d_left[h] = _gradients_of_channels(
+            dy[..., h], u[..., h], right[h], left[h], size, needs_du
         )
+        if needs_du:
+            du[..., h] = du_h
     return du, d_right, d_left
 
 
@@ -355,7 +357,7 @@ def _convolve_gradients(
         return du, None, None, None, None
     if not ctx.has_rows:
         more, d_right, d_left = _backward_op(dy, source, right, left)
-    elif torch.is_grad_enabled():  # somebody wants second derivatives: `_backward` has them
+    elif torch.is_grad_enabled():  # for second derivatives, which `_backward_op` has
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
         u = as_sequences(source, ctx.length)
         more, d_right, d_left = _backward_op(dy, u, right, left)

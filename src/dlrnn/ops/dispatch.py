@@ -75,7 +75,7 @@ def uses_fused(op: str, x: Tensor, supports: Callable[[], bool] = lambda: False)
 
 
 def prefers_fused() -> bool:
-    """Whether the fused kernels are installed and nobody requested another backend.
+    """Whether the fused kernels are installed and no other backend is requested.
 
     For code that a compiler traces, which must not look at tensors.
     """
@@ -106,7 +106,7 @@ def _source() -> str:
 
 
 def _fused_is_there() -> bool:
-    """Asks for no device's properties: that would start CUDA in a process that may fork."""
+    """Whether there are Triton and a GPU; reading its properties would start CUDA before a fork."""
     return _HAS_TRITON and torch.cuda.is_available()
 
 

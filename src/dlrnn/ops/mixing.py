@@ -65,7 +65,7 @@ def mix(
         and (right.shape[-1] > DIRECT or left.shape[-1] > 0)
     )
     if not fits:
-        uses_fused("mix", u)  # which raises if the fused kernels were requested
+        uses_fused("mix", u)  # raises if the fused kernels were requested
     if fits and bias is not None:
         check_kernels(u, right, left)
         y, rows_u = convolve(u, right, left, True, prefers_fused())
