@@ -9,12 +9,16 @@ from support import relative_error
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.ops.convolution import with_skip
 
 
 def plain_torch():
     """`ops.convolution`'s own functions; float64 never leaves them."""
     module = sys.modules["dlrnn.ops.convolution"]
-    return SimpleNamespace(forward=module._convolution, backward=module._backward)
+    return SimpleNamespace(
+        forward=lambda u, right, left: module._convolution(u, right, left, None),
+        backward=lambda dy, u, right, left: module._backward(dy, u, right, left, True),
+    )
 
 
 class PlainRows:
@@ -44,20 +48,20 @@ class PlainRows:
         )
 
     @classmethod
-    def forward_rows(cls, u, right, left):
-        y = plain_torch().forward(u, right, left)
+    def forward_rows(cls, u, right, left, skip):
+        y = plain_torch().forward(u, with_skip(right, skip), left)
         return cls.to_rows(y), cls.to_rows(u)
 
     @classmethod
-    def backward_of_rows(cls, dy, rows_u, right, left):
+    def backward_of_rows(cls, dy, rows_u, right, left, skip):
         u = cls.from_rows(rows_u, dy.shape[1], dy.dtype)
-        return plain_torch().backward(dy, u, right, left)
+        return plain_torch().backward(dy, u, with_skip(right, skip), left)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, length, right, left):
+    def backward_rows(cls, rows_dy, rows_u, length, right, left, skip):
         dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(cls.PADDING)
-        return plain_torch().backward(dy, u, right, left)
+        return plain_torch().backward(dy, u, with_skip(right, skip), left)
 
 
 def results(kernels, u, dy, right, left):

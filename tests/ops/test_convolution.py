@@ -52,7 +52,8 @@ def through_rows(monkeypatch):
 
 @pytest.mark.parametrize("sizes", [(2, 7, 3, 7, 4), (1, 1, 1, 1, 1), (2, 8, 2, 5, 0)])
 def test_the_channel_major_layout_gives_the_same(through_rows, sizes):
-    inputs = signals(*sizes)
+    u, right, left = signals(*sizes)
+    inputs = u, right, left, torch.randn(sizes[2], dtype=u.dtype, requires_grad=True)
     y, want = through_rows(*inputs), ops.convolution(*inputs)
     assert torch.equal(y, want)
     grad = torch.randn_like(y)
@@ -72,11 +73,12 @@ def test_ops_in_the_channel_major_layout_are_sound(to_rows, monkeypatch):
     monkeypatch.setattr(PlainRows, "PADDING", 0.0)  # a comparison is part of it
     u, right, left = signals(2, 7, 3, 7, 4)
     module = import_module("dlrnn.ops.convolution")
-    torch.library.opcheck(module.convolve, (u, right, left, to_rows, True))
+    torch.library.opcheck(module.convolve.library_op, (u, right, left, None, to_rows, True))
     dy, rows = torch.randn_like(u), PlainRows.to_rows(u.detach())
     kernels = right.detach(), left.detach()
-    torch.library.opcheck(module._sequences_backward, (dy, rows, *kernels))
-    torch.library.opcheck(module._rows_backward, (PlainRows.to_rows(dy), rows, *kernels, 7))
+    torch.library.opcheck(module._sequences_backward.library_op, (dy, rows, *kernels, None))
+    arguments = PlainRows.to_rows(dy), rows, *kernels, dy.new_ones(3), 7
+    torch.library.opcheck(module._rows_backward.library_op, arguments)
 
 
 def test_the_backend_is_part_of_a_compiled_graph(monkeypatch):
@@ -145,7 +147,10 @@ def test_fast_length_is_the_smallest():
 
 
 def test_custom_op_is_sound():
-    torch.library.opcheck(torch.ops.dlrnn.convolution.default, signals(2, 9, 3, 9, 4))
+    u, right, left = signals(2, 9, 3, 9, 4)
+    skip = torch.randn(3, dtype=u.dtype, requires_grad=True)
+    torch.library.opcheck(torch.ops.dlrnn.convolution.default, (u, right, left, skip))
+    torch.library.opcheck(torch.ops.dlrnn.convolution.default, (u.detach(), right, left, None))
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_strides_on_a_gpu(strided):
 @pytest.mark.gpu
 def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x, added, weight, bias = made(2, 3, 16, dtype=torch.float32, device=DEVICE)
-    torch.library.opcheck(module._normed, (x, added, weight, bias, 1e-5))
-    torch.library.opcheck(module._normed, (x, None, weight, bias, 1e-5))
+    torch.library.opcheck(module._normed.library_op, (x, added, weight, bias, 1e-5))
+    torch.library.opcheck(module._normed.library_op, (x, None, weight, bias, 1e-5))
 
     def twice(norm, dtype):
         own = [t.detach().to(dtype).requires_grad_() for t in (x, added, weight, bias)]

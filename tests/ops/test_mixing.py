@@ -34,7 +34,7 @@ def composed(u, right, left, weight, bias, activation, glu=False):
 
 def of_ops(u, right, left, weight, bias, activation):
     """What `mix` does on a GPU."""
-    y, rows_u = convolution.convolve(u, right, left, True, True)
+    y, rows_u = convolution.convolve(u, right, left, None, True, True)
     return mixing.epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
@@ -108,12 +108,13 @@ def test_third_derivatives(layout):
 
 def test_custom_ops_are_sound():
     u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
-    torch.library.opcheck(convolution.convolve, (u, right, left, True, True))
+    skip = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(convolution.convolve.library_op, (u, right, left, skip, True, True))
     y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(mixing.epilogue_op, (y, weight, bias, "gelu", 6, False))
+    torch.library.opcheck(mixing.epilogue_op.library_op, (y, weight, bias, "gelu", 6, False))
     dout = torch.randn(2, 6, 3, dtype=torch.float64)
     arguments = dout, y.detach(), weight.detach(), "gelu", False
-    torch.library.opcheck(mixing.epilogue_backward, arguments)
+    torch.library.opcheck(mixing.epilogue_backward.library_op, arguments)
 
 
 def test_a_kernel_longer_than_the_input_is_refused():
@@ -179,14 +180,11 @@ class TestEmulated:
 def test_plans_fit_in_shared_memory(channels, columns):
     for in_rows in (False, True):
         part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
-        forward, backward = kernels.forward_plans(part), kernels.backward_plans(part)
-        for plan in forward + backward:
+        for plan in (kernels.forward_plan(part), kernels.backward_plan(part)):
             teams = part.tiles_at_a_time if plan.gradients else plan.groups * 64 // plan.positions
             assert plan.bytes <= kernels.SHARED_BYTES
             assert plan.stages >= 2
             assert plan.stages % teams == plan.gradients % teams == 0
-        for plans in (forward, backward):
-            assert 1 <= len(plans) == len(set(plans)) <= 4
 
 
 @pytest.mark.gpu

@@ -37,7 +37,7 @@ gradients = [
     for turn in (rotary._turned, rotary.turn)
 ]
 assert (gradients[0] - gradients[1]).abs().max() < 1e-6
-torch.library.opcheck(rotary._turned, (x, angles.cos(), angles.sin()))
+torch.library.opcheck(rotary._turned.library_op, (x, angles.cos(), angles.sin()))
 assert not kernels.supports(torch.zeros(1, 1, 1, 3))
 assert not kernels.supports(torch.zeros(1, 0, 1, 4))
 assert not kernels.supports(torch.zeros(1, 1, 1, 4).double())
@@ -108,7 +108,7 @@ def test_accuracy_on_a_gpu(shape, own, dtype):
 def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x = random(2, 3, 2, 4, dtype=torch.float32).requires_grad_()
     angles = random(1, 3, 2, dtype=torch.float32)
-    torch.library.opcheck(module._turned, (x, angles.cos(), angles.sin()))
+    torch.library.opcheck(module._turned.library_op, (x, angles.cos(), angles.sin()))
 
     def twice(turn):
         (dx,) = torch.autograd.grad(

@@ -82,7 +82,7 @@ def test_second_derivatives_and_the_custom_op_on_a_gpu():
     x = torch.randn(6, 3, device=DEVICE, requires_grad=True)
     weight = torch.randn(32, 3, device=DEVICE, requires_grad=True)
     bias = torch.randn(32, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(module._linear, (x, weight, bias))
+    torch.library.opcheck(module._linear.library_op, (x, weight, bias))
 
     def twice(linear, dtype):
         own = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias)]

@@ -43,9 +43,6 @@ def add(commands: Any) -> None:
     step.add_argument("--scale", choices=("full", "tiny"), default="full", help="of --tables")
     text = "making a batch of each task against a step"
     case("data", _bench_data, text, d_model=128, d_state=4096, length=4096, repeats=3)
-    tuned = case("tuning", _bench_tuning, "the plans of kernels that have a choice")
-    text = "add this GPU's choices to such a table: src/dlrnn/ops/tuned.json"
-    tuned.add_argument("--write", metavar="FILE", help=text)
     text = "the cost of a token of the language model with DLR and with attention"
     sizes = {"prompt": 4096, "tokens": 4096, "layers": 16, "experts": 1, "batch": 1, "factor": 1}
     case("generate", _bench_generate, text, **sizes)
@@ -191,17 +188,6 @@ def _bench_data(given: argparse.Namespace) -> int:
 def _show_data(result: dict[str, Any]) -> None:
     print_table(f"A batch, and the step that uses it: {_case(result)}", result["tasks"])
     print_table("Sets on disk, made by one core", result["generators"])
-
-
-def _bench_tuning(given: argparse.Namespace) -> int:
-    from dlrnn.bench.tuning import bench_tuning, write_table
-
-    result = bench_tuning(device=resolve(given.device))
-    if given.write:
-        write_table(given.write, result["table"])
-    return _report(
-        given, result, lambda result: print_table(f"Plans, {_case(result)}", result["kernels"])
-    )
 
 
 def _bench_generate(given: argparse.Namespace) -> int:

@@ -353,16 +353,18 @@ class KernelMixer(Mixer[KernelState]):
         one_op = (u.is_cuda or drops) and is_unmodified(self.out, nn.Linear)
         if not (one_op and is_unmodified(self.dropout, nn.Dropout, nn.Identity)):
             return self._output(ops.convolution(u, right, left, self.D))
-        out, right = cast("nn.Linear", self.out), ops.with_skip(right, self.D)
-        weight, between = out.weight, None
+        out, between = cast("nn.Linear", self.out), None
+        skip: Tensor = self.D
+        weight: Tensor = out.weight
         if drops:
             # Activations map 0 to 0, so dropout may come before them, which leaves activation and
             # linear map one op. What dropout keeps is scaled behind the activation: in `weight`.
             p = cast("nn.Dropout", self.dropout).p
             kept, between = 1 - p, partial(F.dropout, p=p)
-            right, left, weight = kept * right, None if left is None else kept * left, weight / kept
+            right, left = kept * right, None if left is None else kept * left
+            skip, weight = kept * skip, weight / kept
         how: Any = {"activation": self.activation, "glu": self.glu, "between": between}
-        return ops.mix(u, right, left, weight, out.bias, **how)
+        return ops.mix(u, right, left, weight, out.bias, skip=skip, **how)
 
     def _output(self, y: Tensor) -> Tensor:
         """The output stage: activation, dropout, linear map of the channels, GLU."""

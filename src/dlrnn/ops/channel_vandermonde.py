@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.cuda import channel_vandermonde as kernels
-from dlrnn.ops.dispatch import uses_fused
+from dlrnn.ops.dispatch import op, uses_fused
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 from dlrnn.ops.vandermonde import fine_table, matmul, table_split, workspace
 
@@ -63,7 +63,7 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 # ---------------------------------------------------------------------------------- forward
 
 
-@torch.library.custom_op("dlrnn::channel_vandermonde", mutates_args=())
+@op("dlrnn::channel_vandermonde")
 def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     if uses_fused("channel_vandermonde", W, lambda: kernels.supports(W, log_lambda)):
         return kernels.product(W, log_lambda, length)
@@ -105,7 +105,7 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- adjoint
 
 
-@torch.library.custom_op("dlrnn::channel_adjoint", mutates_args=())
+@op("dlrnn::channel_adjoint")
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     if uses_fused("channel_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
@@ -146,10 +146,6 @@ def _summed(partial: Tensor, coarse: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- derivatives
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _times_position(v: Tensor) -> Tensor:
     return v * torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
 
@@ -159,7 +155,7 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
-@torch.library.custom_op("dlrnn::channel_gradients", mutates_args=())
+@op("dlrnn::channel_gradients")
 def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
     """Of the product, where they need no derivatives of their own."""
     if uses_fused("channel_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):
@@ -195,8 +191,8 @@ def _adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
     return dv, d_log_lambda
 
 
-_product.register_autograd(_product_backward, setup_context=_setup)
-_adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
+_product.register_autograd(_product_backward, saves=2)
+_adjoint.register_autograd(_adjoint_backward, saves=2)
 
 
 # ---------------------------------------------------------------------------------- tables

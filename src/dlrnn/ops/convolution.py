@@ -32,7 +32,7 @@ from dlrnn.ops.checks import (
 )
 from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import long_convolution
-from dlrnn.ops.dispatch import prefers_fused, runs_eagerly, uses_fused
+from dlrnn.ops.dispatch import Op, op, prefers_fused, uses_fused
 
 DIRECT = 4
 """Kernel entries up to which a direct sum is faster than transforms (docs/performance.md)."""
@@ -52,18 +52,14 @@ def convolution(
     check_kernels(u, right, left)
     if skip is not None and skip.shape != right.shape[:1]:
         require_shape("skip", skip, (right.shape[0],))
-    if runs_eagerly(u) and right.shape[-1] > DIRECT:
-        eager: Tensor = _EagerConvolution.apply(u, right, left, skip)  # type: ignore[no-untyped-call]
-        return eager
-    right = with_skip(right, skip)
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
         uses_fused("convolution", u)  # raises if the fused kernels were requested
-        return _direct(u, right)
+        return _direct(u, with_skip(right, skip))
     y: Tensor
     if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
-        y, _ = convolve(u, right, left, False, prefers_fused())
+        y, _ = convolve(u, right, left, skip, False, prefers_fused())
     else:
-        y = convolution_op(u, right, left)
+        y = convolution_op(u, right, left, skip)
     return y
 
 
@@ -147,35 +143,28 @@ def _direct(u: Tensor, kernel: Tensor) -> Tensor:
     return y.to(u.dtype)
 
 
-def _convolution(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+def _convolution(u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None) -> Tensor:
+    right = with_skip(right, skip)
     if uses_fused("convolution", u, lambda: _fused(u, right, left) is not None):
         result: Tensor = cast("ModuleType", _fused(u, right, left)).forward(u, right, left)
         return result
     size = fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
-    blocks = _channel_blocks(u, size)
-    if len(blocks) == 1:
-        return _convolved(u, right, left, size).contiguous()
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    for h in blocks:
-        y[..., h] = _convolved(u[..., h], right[h], left[h], size)
+    for h in _channel_blocks(u, size):
+        u_f = torch.fft.rfft(u[..., h].transpose(1, 2).to(right.dtype), n=size)  # [B, h, n/2 + 1]
+        u_f *= _kernel_spectrum(right[h], left[h], size)
+        y[..., h] = torch.fft.irfft(u_f, n=size)[..., : u.shape[1]].transpose(1, 2)
     return y
 
 
-def _convolved(u: Tensor, right: Tensor, left: Tensor, size: int) -> Tensor:
-    """[B, L, h], by transforms of this size."""
-    u_f = torch.fft.rfft(u.transpose(1, 2).to(right.dtype), n=size)  # [B, h, n/2 + 1]
-    u_f *= _kernel_spectrum(right, left, size)
-    y: Tensor = torch.fft.irfft(u_f, n=size)[..., : u.shape[1]]
-    return y.transpose(1, 2).to(u.dtype)
-
-
 def _backward(
-    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, needs_du: bool = True
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, needs_du: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of u (empty if it is not needed), `right` and `left`."""
     if uses_fused("convolution", u, lambda: _fused(u, right, left) is not None):
         kernels = cast("ModuleType", _fused(u, right, left))
-        gradients: tuple[Tensor, Tensor, Tensor] = kernels.backward(dy, u, right, left)
-        return gradients
+        du, d_right, d_left = kernels.backward(dy, u, right, left)
+        return du if needs_du else u.new_empty(0), d_right, d_left
     size = fast_length(u.shape[1] + max(right.shape[1] - 1, left.shape[1]))
     blocks = _channel_blocks(u, size)
     if len(blocks) == 1:
@@ -193,7 +182,7 @@ def _backward(
 
 
 def _gradients_of_channels(  # noqa: PLR0917
-    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, size: int, needs_du: bool = True
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, size: int, needs_du: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u (empty if it is not needed), `right` and `left`."""
     dy_f = torch.fft.rfft(dy.transpose(1, 2).to(right.dtype), n=size)
@@ -210,138 +199,125 @@ def _gradients_of_channels(  # noqa: PLR0917
     return du.to(u.dtype), d_right, d_left
 
 
-class _EagerConvolution(torch.autograd.Function):
-    """The convolution in eager mode on a CPU, without the host time of a torch.library op."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None) -> Tensor:
-        ctx.save_for_backward(u, right, left, skip)
-        return _convolution(u, with_skip(right, skip), left)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        u, right, left, skip = ctx.saved_tensors
-        if ctx.needs_input_grad[0] or torch.is_grad_enabled():
-            right = with_skip(right, skip)
-        if torch.is_grad_enabled():  # for second derivatives
-            du, d_right, d_left = _backward_op(dy, u, right, left)
-        else:
-            du, d_right, d_left = _backward(dy, u, right, left, ctx.needs_input_grad[0])
-        du = du if ctx.needs_input_grad[0] else None
-        return du, d_right, d_left, None if skip is None else d_right[:, 0]
-
-
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    u, right, left = ctx.saved_tensors
-    du, d_right, d_left = _backward_op(dy, u, right, left)
-    return du, d_right, d_left
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    u, right, left, skip = ctx.saved_tensors
+    needs_du = ctx.needs_input_grad[0]
+    if needs_du or torch.is_grad_enabled():
+        right = with_skip(right, skip)
+    du, d_right, d_left = _backward_op(dy, u, right, left, needs_du)
+    return du if needs_du else None, d_right, d_left, None if skip is None else d_right[:, 0]
 
 
 def _second_gradients(
     ctx: Any, g_du: Tensor, g_right: Tensor, g_left: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, ...]:
     """`du = T^T dy` and `d_kernel = corr(u, dy)` are bilinear, and so are their derivatives."""
     dy, u, right, left = ctx.saved_tensors
-    g_dy = convolution_op(g_du, right, left)
-    g_dy = g_dy + convolution_op(u, g_right, g_left)
-    g_u, _, _ = _backward_op(dy, u, g_right, g_left)
-    _, d_right, d_left = _backward_op(dy, g_du, right, left)
-    return g_dy, g_u, d_right, d_left
+    g_dy = convolution_op(u, g_right, g_left, None)
+    g_u, _, _ = _backward_op(dy, u, g_right, g_left, True)
+    if g_du.numel() == 0:
+        return g_dy, g_u, None, None, None
+    g_dy = g_dy + convolution_op(g_du, right, left, None)
+    _, d_right, d_left = _backward_op(dy, g_du, right, left, True)
+    return g_dy, g_u, d_right, d_left, None
 
 
-convolution_op = torch.library.custom_op("dlrnn::convolution", _convolution, mutates_args=())
-
-
-@torch.library.custom_op("dlrnn::convolution_backward", mutates_args=())
-def _backward_op(
-    dy: Tensor, u: Tensor, right: Tensor, left: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(dy, u, right, left)
+convolution_op = Op("dlrnn::convolution", _convolution)
+_backward_op = Op("dlrnn::convolution_backward", _backward)
 
 
 @convolution_op.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
+def _(u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None) -> Tensor:
     return torch.empty(u.shape, dtype=u.dtype, device=u.device)
 
 
 @_backward_op.register_fake
-def _(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    du = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+def _(
+    dy: Tensor, u: Tensor, right: Tensor, left: Tensor, needs_du: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    du = torch.empty(u.shape if needs_du else 0, dtype=u.dtype, device=u.device)
     return du, torch.empty_like(right), torch.empty_like(left)
 
 
-convolution_op.register_autograd(_gradients, setup_context=_setup)
-_backward_op.register_autograd(_second_gradients, setup_context=_setup)
+convolution_op.register_autograd(_gradients, saves=4)
+_backward_op.register_autograd(_second_gradients, saves=4)
 
 
 # ---------------------------------------------------------------------------------- in rows
 
 
-@torch.library.custom_op("dlrnn::convolve", mutates_args=())
-def convolve(
-    u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool
+@op("dlrnn::convolve")
+def convolve(  # noqa: PLR0917
+    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns y and the rows of u for backward; y is in rows, too, if `to_rows`.
+    """Returns y with `skip u`, and the rows of u for backward; y is in rows, too, if `to_rows`.
 
     Where there are no kernels for rows, or they are not `wanted`, y is [B, L, H] and the rows are
     empty.
     """
     if not _has_rows(u, right, left, wanted):
-        return convolution_op(u, right, left), u.new_empty(0)
+        return convolution_op(u, right, left, skip), u.new_empty(0)
     uses_fused("convolution", u, lambda: True)
-    y, rows_u = row_kernels.forward_rows(u, right, left)
+    y, rows_u = row_kernels.forward_rows(u, right, left, skip)
     return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
 
 
 @convolve.register_fake
-def _(u: Tensor, right: Tensor, left: Tensor, to_rows: bool, wanted: bool) -> tuple[Tensor, Tensor]:
+def _(  # noqa: PLR0917
+    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
+) -> tuple[Tensor, Tensor]:
     if not _has_rows(u, right, left, wanted):
         return u.new_empty(u.shape), u.new_empty(0)
     rows = right.new_empty(u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1]))
     return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
 
 
-@torch.library.custom_op("dlrnn::convolve_backward", mutates_args=())
+@op("dlrnn::convolve_backward")
 def _sequences_backward(
-    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
+    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for dy [B, L, H] and u in rows."""
-    gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_of_rows(dy, rows_u, right, left)
+    gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_of_rows(
+        dy, rows_u, right, left, skip
+    )
     return gradients
 
 
 @_sequences_backward.register_fake
-def _(dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     return dy.new_empty(dy.shape), right.new_empty(right.shape), left.new_empty(left.shape)
 
 
-@torch.library.custom_op("dlrnn::convolve_rows_backward", mutates_args=("rows_dy",))
-def _rows_backward(
-    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int
+@op("dlrnn::convolve_rows_backward", ("rows_dy",))
+def _rows_backward(  # noqa: PLR0917
+    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for dy in rows, which is overwritten; du is [B, L, H]."""
     gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_rows(
-        rows_dy, rows_u, length, right, left
+        rows_dy, rows_u, length, right, left, skip
     )
     return gradients
 
 
 @_rows_backward.register_fake
-def _(
-    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, length: int | torch.SymInt
+def _(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    length: int | torch.SymInt,
 ) -> tuple[Tensor, Tensor, Tensor]:
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 
 
 def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    (u, right, left, ctx.to_rows, _), (_, rows_u) = inputs, output
+    (u, right, left, skip, ctx.to_rows, _), (_, rows_u) = inputs, output
     ctx.has_rows, ctx.length = rows_u.dim() == 3, u.shape[1]
-    ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left)
+    ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left, skip)
     ctx.set_materialize_grads(False)
     if not ctx.has_rows:
         ctx.mark_non_differentiable(rows_u)
@@ -351,21 +327,22 @@ def _convolve_gradients(
     ctx: Any, dy: Tensor | None, d_rows: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
-    source, right, left = ctx.saved_tensors
+    source, right, left, skip = ctx.saved_tensors
     du: Tensor | None = None if d_rows is None else as_sequences(d_rows, ctx.length)
     if dy is None:
-        return du, None, None, None, None
+        return du, None, None, None, None, None
     if not ctx.has_rows:
-        more, d_right, d_left = _backward_op(dy, source, right, left)
+        more, d_right, d_left = _backward_op(dy, source, with_skip(right, skip), left, True)
     elif torch.is_grad_enabled():  # for second derivatives, which `_backward_op` has
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
         u = as_sequences(source, ctx.length)
-        more, d_right, d_left = _backward_op(dy, u, right, left)
+        more, d_right, d_left = _backward_op(dy, u, with_skip(right, skip), left, True)
     elif ctx.to_rows:
-        more, d_right, d_left = _rows_backward(dy, source, right, left, ctx.length)
+        more, d_right, d_left = _rows_backward(dy, source, right, left, skip, ctx.length)
     else:
-        more, d_right, d_left = _sequences_backward(dy, source, right, left)
-    return more if du is None else du + more, d_right, d_left, None, None
+        more, d_right, d_left = _sequences_backward(dy, source, right, left, skip)
+    d_skip = None if skip is None else d_right[:, 0]
+    return more if du is None else du + more, d_right, d_left, d_skip, None, None
 
 
 convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)

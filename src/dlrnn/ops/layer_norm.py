@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.ops.checks import in_transform, require
-from dlrnn.ops.dispatch import uses_fused
+from dlrnn.ops.dispatch import op, uses_fused
 
 
 def layer_norm(
@@ -49,7 +49,7 @@ def _is_fused(*tensors: Tensor | None) -> bool:
     return uses_fused("layer_norm", given[0], supports)
 
 
-@torch.library.custom_op("dlrnn::layer_norm", mutates_args=())
+@op("dlrnn::layer_norm")
 def _normed(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def _(
     return x.new_empty(x.shape), x.new_empty(0 if added is None else x.shape)
 
 
-@torch.library.custom_op("dlrnn::layer_norm_backward", mutates_args=())
+@op("dlrnn::layer_norm_backward")
 def _normed_backward(
     dout: Tensor, total: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlrnn.ops.dispatch import op
 
-@torch.library.custom_op("dlrnn::matrix_power", mutates_args=())
+
+@op("dlrnn::matrix_power")
 def matrix_power(step: Tensor, n: int) -> Tensor:
     """`step^n`, n >= 1; step [H, N, N]."""
     power: Tensor = torch.linalg.matrix_power(step, n)
     return power
 
 
-@torch.library.custom_op("dlrnn::matrix_power_slope", mutates_args=())
+@op("dlrnn::matrix_power_slope")
 def _slope(step: Tensor, change: Tensor, n: int) -> Tensor:
     """`sum_j step^j change step^(n-1-j)`: how the n-th power changes."""
     slope = torch.zeros_like(step)

@@ -30,7 +30,7 @@ from dlrnn.ops.convolution import (
     no_left,
 )
 from dlrnn.ops.cuda import output_stage
-from dlrnn.ops.dispatch import prefers_fused, uses_fused
+from dlrnn.ops.dispatch import op, prefers_fused, uses_fused
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
 FUSED_CHANNELS = range(16, 257, 16)
@@ -44,6 +44,7 @@ def mix(
     weight: Float[Tensor, "O H"],
     bias: Float[Tensor, " O"] | None,
     *,
+    skip: Float[Tensor, " H"] | None = None,
     activation: str = "gelu",
     glu: bool = False,
     between: Callable[[Tensor], Tensor] | None = None,
@@ -68,11 +69,11 @@ def mix(
         uses_fused("mix", u)  # raises if the fused kernels were requested
     if fits and bias is not None:
         check_kernels(u, right, left)
-        y, rows_u = convolve(u, right, left, True, prefers_fused())
+        y, rows_u = convolve(u, right, left, skip, True, prefers_fused())
         y = y if between is None else between(y)
         out: Tensor = epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:
-        y = convolution(u, right, left)
+        y = convolution(u, right, left, skip)
         y = y if between is None else between(y)
         out = F.linear(activated(y, activation), weight, bias)
     return F.glu(out, dim=-1) if glu else out
@@ -89,7 +90,7 @@ def activated(y: Tensor, activation: str) -> Tensor:
 # ---------------------------------------------------------------------------------- epilogue
 
 
-@torch.library.custom_op("dlrnn::mix_ends", mutates_args=())
+@op("dlrnn::mix_ends")
 def epilogue_op(  # noqa: PLR0917
     y: Tensor, weight: Tensor, bias: Tensor, activation: str, length: int, in_rows: bool
 ) -> Tensor:
@@ -113,7 +114,7 @@ def _(  # noqa: PLR0917
     return y.new_empty(y.shape[0], length, weight.shape[0])
 
 
-@torch.library.custom_op("dlrnn::mix_epilogue_backward", mutates_args=())
+@op("dlrnn::mix_epilogue_backward")
 def epilogue_backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

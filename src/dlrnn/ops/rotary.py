@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.checks import in_transform
-from dlrnn.ops.dispatch import uses_fused
+from dlrnn.ops.dispatch import op, uses_fused
 
 BASE = 10000.0
 
@@ -47,7 +47,7 @@ def _is_fused(x: Tensor) -> bool:
     return uses_fused("rotate", x, supports)
 
 
-@torch.library.custom_op("dlrnn::rotate", mutates_args=())
+@op("dlrnn::rotate")
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`turn` by the fused kernel."""
     from dlrnn.ops.triton import rotary as kernels

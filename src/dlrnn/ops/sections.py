@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlrnn.ops.dispatch import op
 
-@torch.library.custom_op("dlrnn::sections", mutates_args=())
+
+@op("dlrnn::sections")
 def section_sums(weights: Tensor, a: Tensor, b: Tensor, length: int, order: int) -> Tensor:
     """`sum_n weights_n / q_n^order` with `q = b c^2 - s^2 - 2 i s c a`; [H, W, M] -> [H, W, F, 2].
 
@@ -26,7 +28,7 @@ def section_sums(weights: Tensor, a: Tensor, b: Tensor, length: int, order: int)
     return sums
 
 
-@torch.library.custom_op("dlrnn::sections_adjoint", mutates_args=())
+@op("dlrnn::sections_adjoint")
 def section_adjoint(values: Tensor, a: Tensor, b: Tensor, length: int, order: int) -> Tensor:
     """`Re sum_k values*_k / q_nk^order`; [H, W, F, 2] -> [H, W, M]."""
     weights = values.new_zeros(*values.shape[:2], a.shape[1])
@@ -115,14 +117,14 @@ section_adjoint.register_autograd(_adjoint_backward, setup_context=_setup_sectio
 # ---------------------------------------------------------------------------------- transforms
 
 
-@torch.library.custom_op("dlrnn::to_kernel", mutates_args=())
+@op("dlrnn::to_kernel")
 def to_kernel(spectrum: Tensor, length: int) -> Tensor:
     """The inverse real Fourier transform of pairs, [..., F, 2] -> [..., L]."""
     kernel: Tensor = torch.fft.irfft(torch.view_as_complex(spectrum.contiguous()), n=length)
     return kernel
 
 
-@torch.library.custom_op("dlrnn::to_kernel_adjoint", mutates_args=())
+@op("dlrnn::to_kernel_adjoint")
 def to_spectrum(kernel: Tensor) -> Tensor:
     """The adjoint of `to_kernel`: the transform over L, doubled where there is a conjugate."""
     length = kernel.shape[-1]
@@ -145,9 +147,7 @@ def _setup_length(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.length = inputs[0].shape[-1]
 
 
-to_kernel.register_autograd(
-    lambda _, grad: (to_spectrum(grad), None), setup_context=lambda ctx, inputs, output: None
-)
+to_kernel.register_autograd(lambda _, grad: (to_spectrum(grad), None))
 to_spectrum.register_autograd(
     lambda ctx, grad: to_kernel(grad, ctx.length), setup_context=_setup_length
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.ops.checks import in_transform
-from dlrnn.ops.dispatch import uses_fused
+from dlrnn.ops.dispatch import op, uses_fused
 
 
 def linear(
@@ -36,7 +36,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return kernels.supports(x, weight)
 
 
-@torch.library.custom_op("dlrnn::thin_linear", mutates_args=())
+@op("dlrnn::thin_linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     from dlrnn.ops.triton import thin_linear as kernels
 
@@ -50,7 +50,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-@torch.library.custom_op("dlrnn::thin_linear_input_gradient", mutates_args=())
+@op("dlrnn::thin_linear_input_gradient")
 def _input_gradient(dout: Tensor, weight: Tensor) -> Tensor:
     from dlrnn.ops.triton import thin_linear as kernels
 
@@ -64,7 +64,7 @@ def _(dout: Tensor, weight: Tensor) -> Tensor:
     return dout.new_empty(dout.shape[0], weight.shape[1])
 
 
-@torch.library.custom_op("dlrnn::thin_linear_weight_gradients", mutates_args=())
+@op("dlrnn::thin_linear_weight_gradients")
 def _weight_gradients(dout: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of weight and bias."""
     from dlrnn.ops.triton import thin_linear as kernels

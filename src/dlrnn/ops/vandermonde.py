@@ -33,7 +33,7 @@ from dlrnn.ops.checks import (
     require_shape,
 )
 from dlrnn.ops.cuda import vandermonde as kernels
-from dlrnn.ops.dispatch import runs_eagerly, uses_fused, with_derivative
+from dlrnn.ops.dispatch import Op, runs_eagerly, uses_fused
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -55,10 +55,10 @@ def vandermonde(
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W if W.dim() == 3 else W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
     kernel: Tensor
-    if runs_eagerly(W) and log_lambda.shape[0] * length <= SMALL:
+    if W.is_cpu and runs_eagerly(W) and log_lambda.shape[0] * length <= SMALL:
         kernel = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
     else:
-        kernel = differentiable_product(flat, log_lambda.double(), length)
+        kernel = product_op(flat, log_lambda.double(), length)
     return kernel if W.dim() == 3 else kernel.reshape(*W.shape[:-2], length)
 
 
@@ -69,7 +69,7 @@ def vandermonde_adjoint(
     require_no_transform()
     _explain(v, log_lambda)
     flat = v.reshape(math.prod(v.shape[:-1]), v.shape[-1])
-    moments: Tensor = differentiable_moments(flat, log_lambda.double())
+    moments: Tensor = moments_op(flat, log_lambda.double())
     return moments.reshape(*v.shape[:-1], *log_lambda.shape)
 
 
@@ -156,19 +156,14 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
     W, log_lambda = ctx.saved_tensors
     grad = grad.contiguous()
     if not ctx.needs_input_grad[1]:
-        return conjugate(differentiable_moments(grad, log_lambda)), None, None
+        return conjugate(moments_op(grad, log_lambda)), None, None
     if not torch.is_grad_enabled():
-        gradients = _both_gradients if runs_eagerly(grad) else _both_gradients_op
-        return *gradients(grad, W, log_lambda), None
-    both: Tensor = differentiable_moments(torch.cat((grad, _times_position(grad))), log_lambda)
+        return *_both_gradients_op(grad, W, log_lambda), None
+    both: Tensor = moments_op(torch.cat((grad, _times_position(grad))), log_lambda)
     moments, slope = both.chunk(2)
     return conjugate(moments), _log_lambda_gradient(W, slope), None
 
@@ -178,18 +173,16 @@ def _moments_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
     weight = conjugate(grad.contiguous())
     dv = d_log_lambda = None
     if ctx.needs_input_grad[0]:
-        dv = differentiable_product(weight, log_lambda, v.shape[-1])
+        dv = product_op(weight, log_lambda, v.shape[-1])
     if ctx.needs_input_grad[1]:
-        slope = differentiable_moments(_times_position(v), log_lambda)
+        slope = moments_op(_times_position(v), log_lambda)
         d_log_lambda = _log_lambda_gradient(weight, slope)
     return dv, d_log_lambda
 
 
-product_op = torch.library.custom_op("dlrnn::vandermonde", _product, mutates_args=())
-moments_op = torch.library.custom_op("dlrnn::vandermonde_adjoint", _moments, mutates_args=())
-_both_gradients_op = torch.library.custom_op(
-    "dlrnn::vandermonde_gradients", _both_gradients, mutates_args=()
-)
+product_op = Op("dlrnn::vandermonde", _product)
+moments_op = Op("dlrnn::vandermonde_adjoint", _moments)
+_both_gradients_op = Op("dlrnn::vandermonde_gradients", _both_gradients)
 
 
 @product_op.register_fake
@@ -207,8 +200,8 @@ def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
     return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
 
 
-differentiable_product = with_derivative(product_op, _product, _setup, _product_backward)
-differentiable_moments = with_derivative(moments_op, _moments, _setup, _moments_backward)
+product_op.register_autograd(_product_backward, saves=2)
+moments_op.register_autograd(_moments_backward, saves=2)
 
 
 class _SmallProduct(torch.autograd.Function):

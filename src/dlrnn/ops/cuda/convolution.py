@@ -51,48 +51,57 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """y, [B, L, H]."""
     rows = empty_rows(u)
-    _forward(u, right, left, rows, rows)
+    _forward(u, right, left, None, rows, rows)
     return from_rows(rows, u.shape[1], u.dtype)
 
 
-def forward_rows(u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of y, and those of u, from which `backward_rows` computes the gradients."""
+def forward_rows(
+    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The rows of `y + skip u`, and those of u, from which `backward_rows` computes gradients."""
     rows_y, rows_u = empty_rows(u), empty_rows(u)
-    _forward(u, right, left, rows_u, rows_y)
+    _forward(u, right, left, skip, rows_u, rows_y)
     return rows_y, rows_u
 
 
-def _forward(u: Tensor, right: Tensor, left: Tensor, rows_u: Tensor, rows_y: Tensor) -> None:
+def _forward(  # noqa: PLR0917
+    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, rows_u: Tensor, rows_y: Tensor
+) -> None:
     """Write the rows of u and of y, which may be the same memory."""
     u, plan = u.contiguous(), plan_for(u.shape[1], right, left)
-    spectrum = _kernel_spectrum(right, left, plan)
+    spectrum = _kernel_spectrum(right, left, skip, plan)
     to_rows(u, overlap=rows_u)
     _convolve("convolve", (rows_u, rows_y, spectrum), u.shape[1], plan)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and of both kernels."""
-    return backward_of_rows(dy.to(u.dtype), to_rows(u), right, left)
+    return backward_of_rows(dy.to(u.dtype), to_rows(u), right, left, None)
 
 
 def backward_of_rows(
-    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor
+    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` from the rows of u, which stay unchanged."""
     dy, rows_u = dy.contiguous(), nvrtc.aligned(rows_u)
     rows_dy, du = empty_rows(dy), torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
-    spectrum = _kernel_spectrum(right, left, plan_for(dy.shape[1], right, left))
+    spectrum = _kernel_spectrum(right, left, skip, plan_for(dy.shape[1], right, left))
     to_rows(dy, overlap=rows_dy)
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)
 
 
-def backward_rows(
-    rows_dy: Tensor, rows_u: Tensor, length: int, right: Tensor, left: Tensor
+def backward_rows(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    length: int,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` from the rows of dy, which are overwritten, and of u; du is [B, L, H]."""
     rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
-    spectrum = _kernel_spectrum(right, left, plan_for(length, right, left))
+    spectrum = _kernel_spectrum(right, left, skip, plan_for(length, right, left))
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)
 
 
@@ -203,13 +212,13 @@ def _is_vectorised(x: Tensor) -> int:
 # ---------------------------------------------------------------------------------- kernels
 
 
-def _kernel_spectrum(right: Tensor, left: Tensor, plan: RowPlan) -> Tensor:
+def _kernel_spectrum(right: Tensor, left: Tensor, skip: Tensor | None, plan: RowPlan) -> Tensor:
     channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
     spectrum = right.new_empty(channels, plan.size, 2)
     _load_kernel(plan, "kernel_spectrum", right.device)(
         *_tasks(plan, channels),
-        *(right, left, spectrum, residue_tables(plan, right.device)[0]),
-        *(right.shape[1], left.shape[1], channels),
+        *(right, left, 0 if skip is None else skip.contiguous(), spectrum),
+        *(residue_tables(plan, right.device)[0], right.shape[1], left.shape[1], channels),
     )
     return spectrum
 

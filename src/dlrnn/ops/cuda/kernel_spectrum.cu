@@ -42,17 +42,19 @@ __device__ inline void add_segments(float2 (&v)[16], const Tables& tables, Entri
       v[r] = {fmaf(entries[k][r], twiddles[k].x, v[r].x), fmaf(entries[k][r], twiddles[k].y, v[r].y)};
 }
 
-// spectrum = the negacyclic FFT of the kernels / N
+// spectrum = the negacyclic FFT of the kernels / N. skip (or null) is added to entry 0 of right.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    kernel_spectrum(const float* right, const float* left, float4* spectrum, const float4* all_tables,
-                    int K_right, int K_left, int H) {
+    kernel_spectrum(const float* right, const float* left, const float* skip, float4* spectrum,
+                    const float4* all_tables, int K_right, int K_left, int H) {
   Task task(all_tables);
   if (task.h >= H) return;
   int t = task.t;
   right += (long long)task.h * K_right, left += (long long)task.h * K_left;
+  float added = t == 0 && skip != nullptr ? skip[task.h] : 0.f;
   auto entry = [&](int k, int r) {
     int j = t + entry_index(k, r), back = 2 * N - 1 - j;
-    return k < RESIDUES ? (j < K_right ? right[j] : 0.f) : (back < K_left ? -left[back] : 0.f);
+    float x = k < RESIDUES ? (j < K_right ? right[j] : 0.f) : (back < K_left ? -left[back] : 0.f);
+    return entry_index(k, r) == 0 ? x + added : x;
   };
   float2 v[16] = {};
   if constexpr (RESIDUES == 1) {

@@ -12,8 +12,11 @@ import hashlib
 import logging
 import os
 import tempfile
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +39,8 @@ class _Launch(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
-        *(("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint)),
+        *((name, ctypes.c_uint) for name in ("blocks", "blocks_y", "blocks_z")),
+        *((name, ctypes.c_uint) for name in ("threads", "threads_y", "threads_z", "shared")),
         *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute))),
         ("attribute_count", ctypes.c_uint),
     )
@@ -55,35 +59,51 @@ class Kernel:
     """
 
     def __init__(
-        self, function: ctypes.c_void_p, shared_bytes: int, device: int, programmatic: bool = False
+        self,
+        function: ctypes.c_void_p,
+        shared_bytes: int,
+        device: int,
+        context: int | None = None,
+        programmatic: bool = False,
     ) -> None:
         self._function, self._shared_bytes, self._device = function, shared_bytes, device
-        self._programmatic = programmatic
+        self._context, self._programmatic = context, programmatic
+        self._buffers = threading.local()  # a launch in another thread must not overwrite them
 
     def __call__(
         self, blocks: int | tuple[int, int, int], threads: int, *arguments: Tensor | int
     ) -> None:
         """Launch on the device's current stream; tensors become addresses, numbers int."""
-        values = [
-            ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
-            for a in arguments
-        ]
-        addresses = (ctypes.c_void_p * len(values))(
-            *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
-        )
-        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
-        with torch.cuda.device(self._device):
-            _make_context_current(self._device)
-            launch = _Launch(
-                *(grid, (threads, 1, 1), self._shared_bytes),
-                *(torch.cuda.current_stream().cuda_stream, ctypes.pointer(_PROGRAMMATIC_LAUNCH)),
-                int(self._programmatic),
-            )
-            _check(
-                _driver().cuLaunchKernelEx(
-                    ctypes.byref(launch), self._function, addresses, ctypes.c_void_p()
-                )
-            )
+        try:
+            values, launch, call = self._buffers.prepared
+        except AttributeError:
+            values, launch, call = self._buffers.prepared = self._prepare(len(arguments))
+        for k, argument in enumerate(arguments):  # one loop: launches are frequent and short
+            values[k] = argument if type(argument) is int else argument.data_ptr()  # type: ignore[union-attr]
+        if type(blocks) is int:
+            launch.blocks = blocks
+        else:
+            launch.blocks, launch.blocks_y, launch.blocks_z = blocks  # type: ignore[misc]
+        launch.threads = threads
+        launch.stream = torch._C._cuda_getCurrentRawStream(self._device)
+        if _current_context() == self._context:
+            _check(call())
+        else:  # another device is the current one, or this thread has not called CUDA yet
+            with torch.cuda.device(self._device):
+                _make_context_current(self._device)
+                _check(call())
+
+    def _prepare(self, count: int) -> tuple[Any, _Launch, Callable[[], int]]:
+        """Memory for the arguments, the launch, and the call that launches; for this thread."""
+        values = (ctypes.c_int64 * count)()
+        first, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_int64)
+        addresses = (ctypes.c_void_p * count)(*range(first, first + size * count, size))
+        launch = _Launch(1, 1, 1, 1, 1, 1, self._shared_bytes)
+        launch.attributes = ctypes.pointer(_PROGRAMMATIC_LAUNCH)
+        launch.attribute_count = int(self._programmatic)
+        reference, nothing = ctypes.byref(launch), ctypes.c_void_p()
+        function = _driver().cuLaunchKernelEx
+        return values, launch, partial(function, reference, self._function, addresses, nothing)
 
 
 def runs_on(x: Tensor, *, newer: bool = False) -> bool:
@@ -118,14 +138,21 @@ def load(
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
-    return Kernel(function, shared_bytes, device, PROGRAMMATIC_LAUNCH in defines)
+        context = _current_context()
+    return Kernel(function, shared_bytes, device, context, PROGRAMMATIC_LAUNCH in defines)
+
+
+def _current_context() -> int | None:
+    """The driver's current context; a thread that has not called CUDA yet (autograd's) has none."""
+    context = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    return context.value
 
 
 def _make_context_current(device: int) -> None:
-    """Use PyTorch's context; a thread that has not called CUDA yet (autograd's) has none."""
-    context = ctypes.c_void_p()
-    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
-    if context.value is None:
+    """Use PyTorch's context."""
+    if _current_context() is None:
+        context = ctypes.c_void_p()
         _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
         _check(_driver().cuCtxSetCurrent(context))
 
@@ -170,7 +197,7 @@ def _announce(architecture: str, folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels and of tuning results."""
+    """The folder of compiled kernels."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("DLRNN_CACHE") or Path(home) / "dlrnn")
 

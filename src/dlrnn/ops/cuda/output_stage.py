@@ -11,15 +11,14 @@ results of its position NaN.
 y is in channel-major rows [B, H, stride] (`in_rows`) or [B, L, H].
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dlrnn.common.device import multiprocessors
-from dlrnn.ops import tuning
 from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda.nvrtc import ceil_div
 
@@ -40,17 +39,14 @@ def forward(
     """The output [B, L, columns]."""
     y, weight, bias = nvrtc.aligned(y), nvrtc.aligned(weight), bias.contiguous()
     out = y.new_empty(y.shape[0], length, weight.shape[0])
-
-    def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
-        to = torch.empty_like(out) if is_trial else out
+    for part, o, h in _parts(weight, activation, in_rows, is_forward=True):
+        plan = forward_plan(part)
         tiles = y.shape[0] * ceil_div(length, plan.positions)
         _kernel("forward", "output_stage_forward.cu", part, plan, y.device)(
             *(min(tiles, multiprocessors(y.device)), 128 * (plan.groups + 1)),
-            *(_of(y, h, in_rows), weight[o.start :, h.start :], bias[o.start :]),
-            *(to[..., o.start :], length, tiles, y.shape[2]),
+            *(_from(y, h, in_rows), _from(weight, h)[o:], bias[o:], _from(out, o)),
+            *(length, tiles, y.shape[2]),
         )
-
-    _run_parts("forward", launch, y, length, weight, activation, in_rows)
     return out
 
 
@@ -63,45 +59,32 @@ def backward(
     dy, d_weight = torch.empty_like(y), torch.empty_like(weight)
     d_bias = weight.new_empty(weight.shape[0])
 
-    def launch(part: Part, o: range, h: range, is_trial: bool, plan: Plan) -> None:
-        to = torch.empty_like(dy) if is_trial else dy
+    for part, o, h in _parts(weight, activation, in_rows, is_forward=False):
+        plan = backward_plan(part)
         tiles = y.shape[0] * ceil_div(length, plan.positions)
-        blocks, entries = min(tiles, multiprocessors(device)), len(o) * (len(h) + 1)
+        blocks, entries = min(tiles, multiprocessors(device)), part.columns * (part.channels + 1)
         sums = y.new_empty(blocks * part.tiles_at_a_time, entries)
         _kernel("backward", "output_stage_backward.cu", part, plan, device)(
-            *(blocks, 384, dout[..., o.start :], _of(y, h, in_rows)),
-            *(weight[o.start :, h.start :], _of(to, h, in_rows), sums),
-            *(length, tiles, y.shape[2]),
+            *(blocks, 384, _from(dout, o), _from(y, h, in_rows), _from(weight, h)[o:]),
+            *(_from(dy, h, in_rows), sums, length, tiles, y.shape[2]),
         )
         _kernel("sum_partials", "output_stage_backward.cu", part, plan, device)(
-            *(ceil_div(entries, 128), 256, sums, d_weight[o.start :, h.start :]),
-            *(d_bias[o.start :], sums.shape[0]),
+            *(ceil_div(entries, 128), 256, sums, _from(d_weight, h)[o:]),
+            *(d_bias[o:], sums.shape[0]),
         )
-
-    _run_parts("backward", launch, y, length, weight, activation, in_rows)
     return dy, d_weight, d_bias
 
 
-def _run_parts(  # noqa: PLR0917
-    name: str,
-    launch: "Launch",
-    y: Tensor,
-    length: int,
-    weight: Tensor,
-    activation: str,
-    in_rows: bool,
-) -> None:
-    """Launch each part with its tuned plan; trials of plans write to other memory."""
-    (columns, channels), is_forward = weight.shape, name == "forward"
-    for o in _ranges(columns):
-        for h in _ranges(channels):
-            accumulate = h.start > 0 if is_forward else o.start > 0
-            widths = len(h), len(o), channels, columns
-            part = Part(*widths, in_rows, activation == "gelu", accumulate)
-            plans = forward_plans(part) if is_forward else backward_plans(part)
-            sizes, trial = part.sizes(y.shape[0] * length), partial(launch, part, o, h, True)
-            plan = tuning.choose(f"mixing.{name}", sizes, plans, trial, y)
-            launch(part, o, h, False, plan)
+def _parts(
+    weight: Tensor, activation: str, in_rows: bool, *, is_forward: bool
+) -> Iterator[tuple["Part", int, int]]:
+    """The parts of a matrix, each with its first column and its first channel."""
+    columns, channels = weight.shape
+    for o in range(0, columns, WIDTH):
+        for h in range(0, channels, WIDTH):
+            widths = min(WIDTH, channels - h), min(WIDTH, columns - o), channels, columns
+            accumulate = h > 0 if is_forward else o > 0
+            yield Part(*widths, in_rows, activation == "gelu", accumulate), o, h
 
 
 class Part(NamedTuple):
@@ -120,10 +103,6 @@ class Part(NamedTuple):
         """Tiles that a block of the backward kernel processes at a time."""
         return 1 if self.channels > WIDTH // 2 else 2
 
-    def sizes(self, positions: int) -> tuple[int, int, int, int]:
-        """The sizes on which the choice of a plan depends."""
-        return self.channels, self.columns, self.in_rows, tuning.size_class(positions)
-
     def stage(self, positions: int) -> int:
         """Bytes of a stage, which holds a tile of y."""
         return 4 * self.channels * (positions + 8 * self.in_rows)
@@ -139,58 +118,43 @@ class Plan(NamedTuple):
     bytes: int
 
 
-Launch = Callable[[Part, range, range, bool, Plan], None]
-
-
 @cache
-def forward_plans(part: Part) -> tuple[Plan, ...]:
-    """The candidates, the default first. Narrow kernels have registers for more consumer groups."""
-    is_wide = max(part.channels, part.columns) > WIDTH // 2
+def forward_plan(part: Part) -> Plan:
+    """Narrow kernels have registers for more consumer groups."""
+    groups = 2 if max(part.channels, part.columns) > WIDTH // 2 else 4
     used = 4 * part.channels * part.columns + 4 * part.columns + 128
-    pairs = [(64, 2)] if is_wide else [(64, 4), (64, 2), (128, 4)]
-    plans = [Plan(positions, groups, 0, 0, used) for positions, groups in pairs]
-    return _filled(plans, part, [plan.groups * 64 // plan.positions for plan in plans])
+    return _filled(Plan(64, groups, 0, 0, used), part, groups)
 
 
 @cache
-def backward_plans(part: Part) -> tuple[Plan, ...]:
-    """The candidates, the default first: each tile in work has a stage of dout and prefetches one.
+def backward_plan(part: Part) -> Plan:
+    """Each tile in work has a stage of dout and prefetches one.
 
-    Two tiles at a time may prefetch two; up to 32 channels there are registers for longer tiles.
+    Up to 32 channels there are registers for longer tiles.
     """
-    pairs = [(64, 2)] if part.tiles_at_a_time == 1 else [(64, 2), (64, 3)]
-    if part.channels <= WIDTH // 4:
-        pairs.insert(0 if part.columns <= WIDTH // 4 else 2, (128, 2))
-    plans = []
-    for positions, each in pairs:
-        used = 256 * part.columns * (2 // part.tiles_at_a_time) + 16 * part.columns + 128
-        used += each * part.tiles_at_a_time * (4 * positions * (part.columns + 1) + 16)
-        plans.append(Plan(positions, 2, 0, each * part.tiles_at_a_time, used))
-    return _filled(plans, part, [part.tiles_at_a_time] * len(plans))
+    is_narrow, tiles = max(part.channels, part.columns) <= WIDTH // 4, part.tiles_at_a_time
+    positions, gradients = 128 if is_narrow else 64, 2 * tiles
+    used = 256 * part.columns * (2 // tiles) + 16 * part.columns + 128
+    used += gradients * (4 * positions * (part.columns + 1) + 16)
+    return _filled(Plan(positions, 2, 0, gradients, used), part, tiles)
 
 
-def _filled(plans: list[Plan], part: Part, tiles: list[int]) -> tuple[Plan, ...]:
-    """The plans with as many stages of y as fit in shared memory, with 16 bytes of mbarriers each.
+def _filled(plan: Plan, part: Part, tiles: int) -> Plan:
+    """The plan with as many stages of y as fit in shared memory, with 16 bytes of mbarriers each.
 
     The number of stages is a multiple of the `tiles` in work at a time: then a stage always serves
-    the same consumers, which cannot be one phase ahead of its mbarriers. Plans with room for fewer
-    than two stages are left out.
+    the same consumers, which cannot be one phase ahead of its mbarriers.
     """
-    filled = []
-    for plan, count in zip(plans, tiles, strict=True):
-        stage = part.stage(plan.positions) + 16
-        stages = min((SHARED_BYTES - plan.bytes) // stage, MOST_STAGES) // count * count
-        if stages >= 2:
-            filled.append(plan._replace(stages=stages, bytes=plan.bytes + stages * stage))
-    return tuple(filled)
+    stage = part.stage(plan.positions) + 16
+    stages = min((SHARED_BYTES - plan.bytes) // stage, MOST_STAGES) // tiles * tiles
+    return plan._replace(stages=stages, bytes=plan.bytes + stages * stage)
 
 
-def _ranges(width: int) -> list[range]:
-    return [range(first, min(first + WIDTH, width)) for first in range(0, width, WIDTH)]
-
-
-def _of(y: Tensor, channels: range, in_rows: bool) -> Tensor:
-    return y[:, channels.start :] if in_rows else y[..., channels.start :]
+def _from(x: Tensor, first: int, in_rows: bool = False) -> Tensor:
+    """The part of x from this channel on."""
+    if first == 0:
+        return x
+    return x[:, first:] if in_rows else x[..., first:]
 
 
 @cache

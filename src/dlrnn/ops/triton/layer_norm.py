@@ -15,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dlrnn.common.device import multiprocessors, on_its_device
-from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import sum_rows
 
 LARGEST = 1024  # channels
-FORWARD = (2048, 4), (1024, 2), (4096, 8)  # numbers of a tile, warps
-BACKWARD = (2048, 4, 4), (2048, 4, 6), (4096, 8, 3)  # also programs of a multiprocessor
+TILE = 2048  # numbers, for 4 warps
+PROGRAMS = 4  # of a multiprocessor, backward
 
 
 def supports(x: Tensor) -> bool:
@@ -35,48 +34,35 @@ def forward(
     """The LayerNorm of `x + added`, and that sum (x itself without `added`)."""
     x, adds = x.contiguous(), added is not None
     added = x if added is None else added.contiguous()
-    weight, bias, (width, rows) = weight.contiguous(), bias.contiguous(), _sizes(x)
-
-    def run(plan: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        tile, warps = plan
-        height = max(1, tile // width)
-        out, total = torch.empty_like(x), torch.empty_like(x) if adds else x
-        _forward[(triton.cdiv(rows, height),)](
-            *(x, added, weight, bias, out, total, rows, eps),
-            *(x.shape[-1], adds, height, width),
-            num_warps=warps,
-        )
-        return out, total
-
-    sizes = width, adds, tuning.size_class(rows)
-    return run(tuning.choose("layer_norm.forward", sizes, FORWARD, run, x))
+    weight, bias, (height, width, rows) = weight.contiguous(), bias.contiguous(), _sizes(x)
+    out, total = torch.empty_like(x), torch.empty_like(x) if adds else x
+    _forward[(triton.cdiv(rows, height),)](
+        *(x, added, weight, bias, out, total, rows, eps),
+        *(x.shape[-1], adds, height, width),
+        num_warps=4,
+    )
+    return out, total
 
 
 @on_its_device
 def backward(dout: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of the sum, and of weight and bias as [2, H]."""
     dout, total, weight = dout.contiguous(), total.contiguous(), weight.contiguous()
-    channels, (width, rows) = total.shape[-1], _sizes(total)
-
-    def run(plan: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        tile, warps, programs = plan
-        height = max(1, tile // width)
-        tiles, d_total = triton.cdiv(rows, height), torch.empty_like(total)
-        programs = min(tiles, programs * multiprocessors(total.device))
-        partial = total.new_empty(programs, 2 * channels)
-        _backward[(programs,)](
-            *(dout, total, weight, d_total, partial, rows, tiles, eps, channels, height, width),
-            num_warps=warps,
-        )
-        return d_total, sum_rows(partial).view(2, channels)
-
-    sizes = width, tuning.size_class(rows)
-    return run(tuning.choose("layer_norm.backward", sizes, BACKWARD, run, total))
+    channels, (height, width, rows) = total.shape[-1], _sizes(total)
+    tiles, d_total = triton.cdiv(rows, height), torch.empty_like(total)
+    programs = min(tiles, PROGRAMS * multiprocessors(total.device))
+    partial = total.new_empty(programs, 2 * channels)
+    _backward[(programs,)](
+        *(dout, total, weight, d_total, partial, rows, tiles, eps, channels, height, width),
+        num_warps=4,
+    )
+    return d_total, sum_rows(partial).view(2, channels)
 
 
-def _sizes(x: Tensor) -> tuple[int, int]:
-    """The width of a tile (a power of two) and the number of positions."""
-    return triton.next_power_of_2(x.shape[-1]), x.numel() // x.shape[-1]
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    """Height and width of a tile (a power of two), and the number of positions."""
+    width = triton.next_power_of_2(x.shape[-1])
+    return max(1, TILE // width), width, x.numel() // x.shape[-1]
 
 
 @triton.jit

@@ -17,14 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from dlrnn.common.device import multiprocessors, on_its_device
-from dlrnn.ops import tuning
 from dlrnn.ops.triton.partial_sums import sum_rows
 
 THIN = 16  # at most so many numbers T
 CHANNELS = range(32, 513)
-SPREAD = (2048, 4), (1024, 2), (4096, 8)  # numbers of a program's tile, warps
-GATHER = (2048, 4), (4096, 4), (8192, 8)
-OUTER = (4, 4), (2, 4), (2, 8)  # programs of a multiprocessor, warps
+SPREAD = {128: (4096, 8), 256: (1024, 2), 512: (1024, 2)}  # by width: numbers of a tile, warps
+GATHER = {128: (8192, 8), 256: (4096, 4), 512: (4096, 4)}
+NARROW = 2048, 4  # below 128 channels
 ROWS = 32  # positions of a tile of `outer`
 
 
@@ -38,42 +37,37 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 @on_its_device
 def spread(thin: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """`thin matrix + bias`: [P, T] to [P, H] with a matrix [T, H]."""
-    return _map(_spread, "thin_linear.spread", SPREAD, thin, matrix, bias, matrix.shape[1])
+    return _map(_spread, SPREAD, thin, matrix, bias, matrix.shape[1])
 
 
 @on_its_device
 def gather(wide: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """`wide matrix^T + bias`: [P, H] to [P, T] with a matrix [T, H]."""
     count, depth = matrix.shape[0], triton.next_power_of_2(matrix.shape[0])
-    return _map(_gather, "thin_linear.gather", GATHER, wide, matrix, bias, count, depth)
+    return _map(_gather, GATHER, wide, matrix, bias, count, depth)
 
 
 def _map(  # noqa: PLR0917
     kernel: Any,
-    name: str,
-    plans: tuple[tuple[int, int], ...],
+    tiles: dict[int, tuple[int, int]],
     x: Tensor,
     matrix: Tensor,
     bias: Tensor | None,
     columns: int,
     *depth: int,
 ) -> Tensor:
-    """Launch a kernel from x to [P, columns] with its tuned plan."""
+    """Launch a kernel from x to [P, columns]."""
     x, (count, channels), rows = x.contiguous(), matrix.shape, x.shape[0]
     width = triton.next_power_of_2(channels)
-
-    def run(plan: tuple[int, int]) -> Tensor:
-        tile, warps = plan
-        height, out = max(1, tile // width), x.new_empty(rows, columns)
-        kernel[(triton.cdiv(rows, height),)](
-            *(x, matrix, out if bias is None else bias.contiguous(), out, rows),
-            *matrix.stride(),
-            *(count, channels, bias is not None, *depth, height, width),
-            num_warps=warps,
-        )
-        return out
-
-    return run(tuning.choose(name, _sizes(rows, count, width), plans, run, x))
+    tile, warps = tiles.get(width, NARROW)
+    height, out = max(1, tile // width), x.new_empty(rows, columns)
+    kernel[(triton.cdiv(rows, height),)](
+        *(x, matrix, out if bias is None else bias.contiguous(), out, rows),
+        *matrix.stride(),
+        *(count, channels, bias is not None, *depth, height, width),
+        num_warps=warps,
+    )
+    return out
 
 
 @on_its_device
@@ -82,27 +76,15 @@ def outer(thin: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     thin, wide, (rows, count) = thin.contiguous(), wide.contiguous(), thin.shape
     channels = wide.shape[1]
     tiles, width = triton.cdiv(rows, ROWS), triton.next_power_of_2(channels)
-
-    def run(plan: tuple[int, int]) -> Tensor:
-        programs, warps = plan
-        programs = min(tiles, programs * multiprocessors(thin.device))
-        partial = thin.new_empty(programs, (count + 1) * channels + count)
-        _outer[(programs,)](
-            *(thin, wide, partial, rows, tiles, 1.0, count, channels),
-            *(max(16, triton.next_power_of_2(count + 1)), ROWS, width),
-            num_warps=warps,
-        )
-        return sum_rows(partial)
-
-    sizes = _sizes(rows, count, width)
-    sums = run(tuning.choose("thin_linear.outer", sizes, OUTER, run, wide))
-    product, wide_sum, thin_sum = sums.split([count * channels, channels, count])
+    programs = min(tiles, 2 * multiprocessors(thin.device))
+    partial = thin.new_empty(programs, (count + 1) * channels + count)
+    _outer[(programs,)](
+        *(thin, wide, partial, rows, tiles, 1.0, count, channels),
+        *(max(16, triton.next_power_of_2(count + 1)), ROWS, width),
+        num_warps=8 if width >= 256 else 4,
+    )
+    product, wide_sum, thin_sum = sum_rows(partial).split([count * channels, channels, count])
     return product.view(count, channels), thin_sum, wide_sum
-
-
-def _sizes(rows: int, count: int, width: int) -> tuple[int, int, int]:
-    """The sizes on which the choice of a plan depends; T is rounded up to a power of four."""
-    return 4 ** ((count - 1).bit_length() + 1 >> 1), width, tuning.size_class(rows)
 
 
 @triton.jit
