@@ -14,6 +14,7 @@ from dlrnn.ops.cuda import (
     output_stage,
     vandermonde,
 )
+from dlrnn.ops.dlr_layer import layer_backward_op, layer_op
 
 
 def convolve(length, right, left, dtype=torch.float32):
@@ -48,6 +49,15 @@ def multiply_channels(length):
     W, log_lambda = torch.zeros(1, 4, 8, 2), torch.zeros(4, 8, 2, dtype=torch.float64)
     channel_vandermonde.product(W, log_lambda, length)
     channel_vandermonde.gradients(torch.zeros(1, 4, length), W, log_lambda)
+
+
+def run_layer(both):
+    """The whole DLR layer as one op."""
+    parameters = [torch.zeros(8), torch.zeros(8), torch.zeros(32 if both else 16, 8, 2)]
+    parameters += [torch.zeros(16), torch.zeros(16, 16), torch.zeros(16)]
+    out, *kept = layer_op(torch.zeros(1, 200, 16), *parameters, 100, "gelu")
+    re, _, W, D, weight, _ = parameters
+    layer_backward_op(out, *kept, re, W, D, weight, "gelu")
 
 
 @pytest.fixture
@@ -92,6 +102,7 @@ def compiled(monkeypatch):
         (convolve_long, (2**20, 2**20, 0)),
         (multiply, (4096,)),
         (multiply_channels, (4096,)),
+        (run_layer, (True,)),
     ],
 )
 def test_kernels_compile(compiled, run, arguments):

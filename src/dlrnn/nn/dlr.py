@@ -1,11 +1,12 @@
 """The DLR layer: a diagonal linear RNN, trained as a convolution, run as a recurrence."""
 
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
@@ -126,10 +127,29 @@ class DLR(KernelMixer):
         if state is not None or return_state:  # chunks carry a state
             return super().forward(x, state, return_state=return_state, lengths=lengths)
         u, _, padding = self._checked(x, lengths)  # the padding is set to zero
-        K = self.kernel(u.shape[1])  # [H, L]; [2 H, L] if bidirectional
-        right, left = (K[: self.d_model], K[self.d_model :]) if self.bidirectional else (K, None)
-        y = self._mixed(u, right, left)  # conv(K, u) + D u, activation, linear map of the channels
+        y = self._as_one_op(u) if u.is_cuda else None
+        if y is None:
+            K = self.kernel(u.shape[1])  # [H, L]; [2 H, L] if bidirectional
+            right, left = (
+                (K[: self.d_model], K[self.d_model :]) if self.bidirectional else (K, None)
+            )
+            y = self._mixed(u, right, left)  # conv(K, u) + D u, activation, linear map
         return y if padding is None else y.masked_fill(padding, 0)
+
+    def _as_one_op(self, u: Tensor) -> Tensor | None:
+        """The same output by `ops.dlr_layer`, which eager calls on a GPU take where they can."""
+        if self.cast == "prod" or self.log_lambda_im is None:
+            return None
+        drops = isinstance(self.dropout, nn.Dropout) and self.dropout.training
+        if drops or self.reused is not None or not self._has_plain_output_stage():
+            return None
+        out = cast("nn.Linear", self.out)
+        parameters = self.log_lambda_re, self.log_lambda_im, self.W, self.D, out.weight, out.bias
+        entries = min(u.shape[1], self.kernel_length or u.shape[1])
+        if not ops.takes_dlr_layer(u, parameters, entries, self.activation):
+            return None
+        y = ops.dlr_layer(u, parameters, entries, self.activation)
+        return F.glu(y, dim=-1) if self.glu else y
 
     def _kernel(self, length: int) -> Tensor:
         """`K_k = Re(sum_n W_hn lambda_n^k)`; DLR-prod multiplies by the imaginary part."""

@@ -41,5 +41,5 @@ def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
         and "forward" not in vars(module)
         and not any(getattr(module, name) for name in _MODULE_HOOKS)
         and not any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS)
-        and all(type(parameter) in (Tensor, nn.Parameter) for parameter in module.parameters())
+        and all(type(x) in (Tensor, nn.Parameter, type(None)) for x in module._parameters.values())
     )

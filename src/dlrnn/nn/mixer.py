@@ -350,8 +350,7 @@ class KernelMixer(Mixer[KernelState]):
     def _mixed(self, u: Tensor, right: Tensor, left: Tensor | None) -> Tensor:
         """`conv(K, u) + D u` and output stage: by `ops.mix` on a GPU or with active dropout."""
         drops = isinstance(self.dropout, nn.Dropout) and self.dropout.training
-        one_op = (u.is_cuda or drops) and is_unmodified(self.out, nn.Linear)
-        if not (one_op and is_unmodified(self.dropout, nn.Dropout, nn.Identity)):
+        if not ((u.is_cuda or drops) and self._has_plain_output_stage()):
             return self._output(ops.convolution(u, right, left, self.D))
         out, between = cast("nn.Linear", self.out), None
         skip: Tensor = self.D
@@ -365,6 +364,11 @@ class KernelMixer(Mixer[KernelState]):
             skip, weight = kept * skip, weight / kept
         how: Any = {"activation": self.activation, "glu": self.glu, "between": between}
         return ops.mix(u, right, left, weight, out.bias, skip=skip, **how)
+
+    def _has_plain_output_stage(self) -> bool:
+        """Whether dropout and linear map are PyTorch's own: fused kernels may replace them."""
+        dropouts = nn.Dropout, nn.Identity
+        return is_unmodified(self.out, nn.Linear) and is_unmodified(self.dropout, *dropouts)
 
     def _output(self, y: Tensor) -> Tensor:
         """The output stage: activation, dropout, linear map of the channels, GLU."""

@@ -6,6 +6,7 @@ No modules, no configuration, no randomness. `reference` holds the slow definiti
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.convolution import convolution, fast_length, with_skip
 from dlrnn.ops.dispatch import use_backend
+from dlrnn.ops.dlr_layer import dlr_layer, takes_dlr_layer
 from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
@@ -26,6 +27,7 @@ __all__ = [
     "complex_vandermonde",
     "conjugate",
     "convolution",
+    "dlr_layer",
     "fast_length",
     "layer_norm",
     "linear",
@@ -38,6 +40,7 @@ __all__ = [
     "response",
     "rotate",
     "step",
+    "takes_dlr_layer",
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",

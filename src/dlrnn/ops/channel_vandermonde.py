@@ -63,7 +63,7 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 # ---------------------------------------------------------------------------------- forward
 
 
-@op("dlrnn::channel_vandermonde")
+@op("dlrnn::channel_vandermonde", replays=True)
 def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     if uses_fused("channel_vandermonde", W, lambda: kernels.supports(W, log_lambda)):
         return kernels.product(W, log_lambda, length)
@@ -105,7 +105,7 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- adjoint
 
 
-@op("dlrnn::channel_adjoint")
+@op("dlrnn::channel_adjoint", replays=True)
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     if uses_fused("channel_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
@@ -155,7 +155,7 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
-@op("dlrnn::channel_gradients")
+@op("dlrnn::channel_gradients", replays=True)
 def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
     """Of the product, where they need no derivatives of their own."""
     if uses_fused("channel_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):

@@ -222,8 +222,8 @@ def _second_gradients(
     return g_dy, g_u, d_right, d_left, None
 
 
-convolution_op = Op("dlrnn::convolution", _convolution)
-_backward_op = Op("dlrnn::convolution_backward", _backward)
+convolution_op = Op("dlrnn::convolution", _convolution, replays=True)
+_backward_op = Op("dlrnn::convolution_backward", _backward, replays=True)
 
 
 @convolution_op.register_fake
@@ -246,7 +246,7 @@ _backward_op.register_autograd(_second_gradients, saves=4)
 # ---------------------------------------------------------------------------------- in rows
 
 
-@op("dlrnn::convolve")
+@op("dlrnn::convolve", replays=True)
 def convolve(  # noqa: PLR0917
     u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
 ) -> tuple[Tensor, Tensor]:
@@ -272,7 +272,7 @@ def _(  # noqa: PLR0917
     return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
 
 
-@op("dlrnn::convolve_backward")
+@op("dlrnn::convolve_backward", replays=True)
 def _sequences_backward(
     dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,7 +290,7 @@ def _(
     return dy.new_empty(dy.shape), right.new_empty(right.shape), left.new_empty(left.shape)
 
 
-@op("dlrnn::convolve_rows_backward", ("rows_dy",))
+@op("dlrnn::convolve_rows_backward", ("rows_dy",), replays=True)
 def _rows_backward(  # noqa: PLR0917
     rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from dlrnn.ops.cuda.replay import Replayed
+
 Backend = Literal["fused", "torch"]
 
 FUSED = {
@@ -135,24 +137,55 @@ def recorded() -> Iterator[list[Choice]]:
         _records.pop()
 
 
+def records_choices() -> bool:
+    """Whether `recorded` is collecting choices."""
+    return bool(_records)
+
+
+def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose launches are replayed where the same sizes come again."""
+    return Replayed(function, _settings)
+
+
+def _settings() -> tuple[str, str] | None:
+    """What the launches depend on, besides the arguments; None while choices are recorded."""
+    if _records:
+        return None
+    return _requested[-1], torch.backends.cuda.matmul.fp32_precision
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor of PyTorch's own types, with data; a compiler may trace it."""
+    return (type(x) is Tensor or type(x) is nn.Parameter) and not x.is_meta
+
+
 def runs_eagerly(x: Tensor) -> bool:
-    """Whether x is an ordinary tensor outside of any compiler."""
-    ordinary = type(x) is Tensor or type(x) is nn.Parameter
-    return ordinary and not x.is_meta and not torch.compiler.is_compiling()
+    """Whether x is a plain tensor outside of any compiler."""
+    plain = type(x) is Tensor or type(x) is nn.Parameter  # not by a call: this runs for every op
+    return plain and not x.is_meta and not torch.compiler.is_compiling()
 
 
 class Op:
     """A function of tensors that compilers see as one op, and that eager calls run directly.
 
     A torch.library op, which compilers need, costs 0.1 to 0.7 ms of host time each way. So eager
-    calls run the function itself, with its derivative as a torch.autograd.Function.
+    calls run the function itself, with its derivative as a torch.autograd.Function. On a GPU the
+    launches of a function that `replays` are replayed.
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], mutates: tuple[str, ...] = ()
+        self,
+        name: str,
+        function: Callable[..., Any],
+        mutates: tuple[str, ...] = (),
+        *,
+        replays: bool = False,
     ) -> None:
         self.function = function
+        self._on_gpu = replayed(function) if replays else function
         self.library_op = torch.library.custom_op(name, function, mutates_args=mutates)
+        if replays:
+            self.library_op.register_kernel("cuda")(self._on_gpu)
         self._apply: Callable[..., Any] | None = None
 
     def __call__(self, x: Tensor, *others: Any) -> Any:
@@ -160,7 +193,7 @@ class Op:
         if not runs_eagerly(x):
             return self.library_op(x, *others)
         if self._apply is None or not torch.is_grad_enabled():
-            return self.function(x, *others)
+            return (self._on_gpu if x.is_cuda else self.function)(x, *others)
         return self._apply(x, *others)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,12 +212,12 @@ class Op:
             ctx.save_for_backward(*inputs[:saves])
 
         self.library_op.register_autograd(backward, setup_context=setup_context or save)
-        function = self.function
+        function, on_gpu = self.function, self._on_gpu
 
         class Eager(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *inputs: Any) -> Any:
-                output = function(*inputs)
+                output = (on_gpu if inputs[0].is_cuda else function)(*inputs)
                 if setup_context is None:
                     ctx.save_for_backward(*inputs[:saves])
                 else:
@@ -195,6 +228,8 @@ class Op:
         self._apply = Eager.apply
 
 
-def op(name: str, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    name: str, mutates: tuple[str, ...] = (), *, replays: bool = False
+) -> Callable[[Callable[..., Any]], Op]:
     """Makes an `Op` of a function; `mutates` names the arguments that it writes to."""
-    return lambda function: Op(name, function, mutates)
+    return lambda function: Op(name, function, mutates, replays=replays)

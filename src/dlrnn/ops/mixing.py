@@ -90,7 +90,7 @@ def activated(y: Tensor, activation: str) -> Tensor:
 # ---------------------------------------------------------------------------------- epilogue
 
 
-@op("dlrnn::mix_ends")
+@op("dlrnn::mix_ends", replays=True)
 def epilogue_op(  # noqa: PLR0917
     y: Tensor, weight: Tensor, bias: Tensor, activation: str, length: int, in_rows: bool
 ) -> Tensor:
@@ -114,7 +114,7 @@ def _(  # noqa: PLR0917
     return y.new_empty(y.shape[0], length, weight.shape[0])
 
 
-@op("dlrnn::mix_epilogue_backward")
+@op("dlrnn::mix_epilogue_backward", replays=True)
 def epilogue_backward(
     dout: Tensor, y: Tensor, weight: Tensor, activation: str, in_rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -180,9 +180,9 @@ def _moments_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
     return dv, d_log_lambda
 
 
-product_op = Op("dlrnn::vandermonde", _product)
-moments_op = Op("dlrnn::vandermonde_adjoint", _moments)
-_both_gradients_op = Op("dlrnn::vandermonde_gradients", _both_gradients)
+product_op = Op("dlrnn::vandermonde", _product, replays=True)
+moments_op = Op("dlrnn::vandermonde_adjoint", _moments, replays=True)
+_both_gradients_op = Op("dlrnn::vandermonde_gradients", _both_gradients, replays=True)
 
 
 @product_op.register_fake

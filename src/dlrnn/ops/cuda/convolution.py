@@ -97,21 +97,30 @@ def backward_rows(  # noqa: PLR0917
     right: Tensor,
     left: Tensor,
     skip: Tensor | None,
+    gradients: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` from the rows of dy, which are overwritten, and of u; du is [B, L, H]."""
+    """`backward` from the rows of dy, which are overwritten, and of u; du is [B, L, H].
+
+    The gradients of the kernels are written to `gradients`, if given.
+    """
     rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
     spectrum = _kernel_spectrum(right, left, skip, plan_for(length, right, left))
-    return _backward(rows_dy, rows_u, du, (right, left), spectrum)
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum, gradients)
 
 
-def _backward(
-    rows_dy: Tensor, rows_u: Tensor, du: Tensor, kernels: tuple[Tensor, Tensor], spectrum: Tensor
+def _backward(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    du: Tensor,
+    kernels: tuple[Tensor, Tensor],
+    spectrum: Tensor,
+    gradients: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients; the transpose of du overlaps with the gradients of the kernels."""
     length = du.shape[1]
     plan = plan_for(length, *kernels)
-    d_right, d_left = (kernel.new_empty(kernel.shape) for kernel in kernels)
+    d_right, d_left = gradients or (kernel.new_empty(kernel.shape) for kernel in kernels)
     groups, (channels, device) = _groups(rows_u, plan), (rows_u.shape[1], rows_u.device)
     partial = spectrum.new_empty(groups, channels, plan.size, 2)
     _convolve("convolve_backward", (rows_dy, rows_u, rows_dy, spectrum, partial), length, plan)
@@ -199,7 +208,7 @@ def empty_rows(x: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
-def row_stride(length: int) -> int:
+def row_stride(length: int | torch.SymInt) -> int | torch.SymInt:
     """The length rounded up, so that each row is aligned for vector accesses."""
     return -(-length // 4) * 4
 

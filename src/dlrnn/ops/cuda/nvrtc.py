@@ -13,10 +13,10 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,48 @@ _PROGRAMMATIC_LAUNCH = _Attribute(
 )  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
+class Launch(NamedTuple):
+    """A launch of a kernel; tensors among the arguments stand for their addresses."""
+
+    kernel: "Kernel"
+    blocks: tuple[int, int, int]
+    threads: int
+    arguments: tuple[Tensor | int, ...]
+
+    def prepared(self, values: int) -> "Prepared":
+        """The launch with its arguments, eight bytes each, at the address `values`."""
+        count, (x, y, z) = len(self.arguments), self.blocks
+        return self.kernel.prepared(x, y, z, self.threads, values, count)
+
+
+class Prepared(NamedTuple):
+    """A launch that can be repeated: `call` returns the driver's error code."""
+
+    config: "_Launch"
+    call: Callable[[], int]
+    memory: object  # that `config` points to
+
+
+class _Recording(threading.local):
+    """What this thread records."""
+
+    launches: list[Launch] | None = None
+
+
+recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Collects the launches of this thread inside the context."""
+    launches: list[Launch] = []
+    recording.launches = launches
+    try:
+        yield launches
+    finally:
+        recording.launches = None
+
+
 class Kernel:
     """A compiled kernel: call it with blocks, threads and its arguments.
 
@@ -63,47 +105,54 @@ class Kernel:
         function: ctypes.c_void_p,
         shared_bytes: int,
         device: int,
-        context: int | None = None,
         programmatic: bool = False,
     ) -> None:
         self._function, self._shared_bytes, self._device = function, shared_bytes, device
-        self._context, self._programmatic = context, programmatic
-        self._buffers = threading.local()  # a launch in another thread must not overwrite them
+        self._programmatic = programmatic
 
     def __call__(
         self, blocks: int | tuple[int, int, int], threads: int, *arguments: Tensor | int
     ) -> None:
         """Launch on the device's current stream; tensors become addresses, numbers int."""
-        try:
-            values, launch, call = self._buffers.prepared
-        except AttributeError:
-            values, launch, call = self._buffers.prepared = self._prepare(len(arguments))
-        for k, argument in enumerate(arguments):  # one loop: launches are frequent and short
-            values[k] = argument if type(argument) is int else argument.data_ptr()  # type: ignore[union-attr]
-        if type(blocks) is int:
-            launch.blocks = blocks
-        else:
-            launch.blocks, launch.blocks_y, launch.blocks_z = blocks  # type: ignore[misc]
-        launch.threads = threads
-        launch.stream = torch._C._cuda_getCurrentRawStream(self._device)
-        if _current_context() == self._context:
-            _check(call())
-        else:  # another device is the current one, or this thread has not called CUDA yet
-            with torch.cuda.device(self._device):
-                _make_context_current(self._device)
-                _check(call())
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        launch = Launch(self, grid, threads, arguments)
+        if recording.launches is not None:
+            recording.launches.append(launch)
+        addresses = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
+        values = (ctypes.c_int64 * len(arguments))(*addresses)
+        run([launch.prepared(ctypes.addressof(values))], self._device)
 
-    def _prepare(self, count: int) -> tuple[Any, _Launch, Callable[[], int]]:
-        """Memory for the arguments, the launch, and the call that launches; for this thread."""
-        values = (ctypes.c_int64 * count)()
-        first, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_int64)
-        addresses = (ctypes.c_void_p * count)(*range(first, first + size * count, size))
-        launch = _Launch(1, 1, 1, 1, 1, 1, self._shared_bytes)
+    def prepared(  # noqa: PLR0917
+        self, x: int, y: int, z: int, threads: int, values: int, count: int
+    ) -> Prepared:
+        """A launch of x y z blocks with `count` arguments at the address `values`."""
+        size = ctypes.sizeof(ctypes.c_int64)
+        addresses = (ctypes.c_void_p * count)(*range(values, values + size * count, size))
+        launch = _Launch(x, y, z, threads, 1, 1, self._shared_bytes)
         launch.attributes = ctypes.pointer(_PROGRAMMATIC_LAUNCH)
         launch.attribute_count = int(self._programmatic)
         reference, nothing = ctypes.byref(launch), ctypes.c_void_p()
-        function = _driver().cuLaunchKernelEx
-        return values, launch, partial(function, reference, self._function, addresses, nothing)
+        call = partial(_driver().cuLaunchKernelEx, reference, self._function, addresses, nothing)
+        return Prepared(launch, call, addresses)
+
+
+def run(launches: Sequence[Prepared], device: int) -> None:
+    """Launch on the device's current stream."""
+    if torch.cuda.current_device() != device or _current_context() is None:
+        # another device is the current one, or this thread (autograd's) has not called CUDA yet
+        with torch.cuda.device(device):
+            _make_context_current(device)
+            _run(launches, device)
+    else:
+        _run(launches, device)
+
+
+def _run(launches: Sequence[Prepared], device: int) -> None:
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    for config, call, _ in launches:
+        config.stream = stream
+        if error := call():
+            _check(error)
 
 
 def runs_on(x: Tensor, *, newer: bool = False) -> bool:
@@ -112,6 +161,15 @@ def runs_on(x: Tensor, *, newer: bool = False) -> bool:
         return False
     capability = torch.cuda.get_device_capability(x.device)
     return (capability >= (9, 0) if newer else capability == (9, 0)) and available()
+
+
+def is_hopper(device: int) -> bool:
+    """Whether the CUDA device is a Hopper GPU and NVRTC is available; a compiler may call it."""
+    return torch.cuda.get_device_capability(device) == (9, 0) and available()
+
+
+# What torch.compiler.assume_constant_result does; that function would import the compiler (1 s).
+is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -138,8 +196,7 @@ def load(
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
-        context = _current_context()
-    return Kernel(function, shared_bytes, device, context, PROGRAMMATIC_LAUNCH in defines)
+    return Kernel(function, shared_bytes, device, PROGRAMMATIC_LAUNCH in defines)
 
 
 def _current_context() -> int | None:
