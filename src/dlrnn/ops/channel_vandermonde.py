@@ -11,7 +11,6 @@ product, and dropped. The layout is [channels, N, (re, im), rows, blocks]: the s
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,9 +18,9 @@ from torch import Tensor
 
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.cuda import channel_vandermonde as kernels
-from dlrnn.ops.dispatch import op, uses_fused
-from dlrnn.ops.pairs import conjugate, pair_product, powers
-from dlrnn.ops.vandermonde import fine_table, matmul, table_split, workspace
+from dlrnn.ops.dispatch import uses_fused
+from dlrnn.ops.pairs import pair_product, powers
+from dlrnn.ops.vandermonde import fine_table, matmul, table_split, with_derivatives, workspace
 
 
 def channel_vandermonde(
@@ -34,7 +33,7 @@ def channel_vandermonde(
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W.reshape(math.prod(W.shape[:-3]), *log_lambda.shape)
-    kernel: Tensor = _product(flat, log_lambda.double(), length)
+    kernel: Tensor = _product_op(flat, log_lambda.double(), length)
     return kernel.reshape(*W.shape[:-2], length)
 
 
@@ -46,7 +45,7 @@ def channel_adjoint(
     rows = tuple("." for _ in v.shape[:-2])
     require_shape("v", v, (*rows, log_lambda.shape[0], "L"))
     flat = v.reshape(math.prod(v.shape[:-2]), *v.shape[-2:])
-    moments: Tensor = _adjoint(flat, log_lambda.double())
+    moments: Tensor = _adjoint_op(flat, log_lambda.double())
     return moments.reshape(*v.shape[:-2], *log_lambda.shape)
 
 
@@ -63,7 +62,6 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 # ---------------------------------------------------------------------------------- forward
 
 
-@op("dlrnn::channel_vandermonde", replays=True)
 def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     if uses_fused("channel_vandermonde", W, lambda: kernels.supports(W, log_lambda)):
         return kernels.product(W, log_lambda, length)
@@ -86,11 +84,6 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     return kernel.flatten(2)[..., :length].contiguous()
 
 
-@_product.register_fake
-def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
-    return W.new_empty(*W.shape[:2], length)
-
-
 def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
     """(Re, -Im) of `W lambda^(S b)`; weight [r, h, N, 2], coarse [h, N, 2, b] -> [h, N 2, r b]."""
     W_re, W_im = weight.permute(3, 1, 2, 0)[..., None]  # [h, N, r, 1] each
@@ -105,7 +98,6 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- adjoint
 
 
-@op("dlrnn::channel_adjoint", replays=True)
 def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     if uses_fused("channel_adjoint", v, lambda: kernels.supports(v, log_lambda)):
         return kernels.adjoint(v, log_lambda)
@@ -129,11 +121,6 @@ def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     return moments
 
 
-@_adjoint.register_fake
-def _(v: Tensor, log_lambda: Tensor) -> Tensor:
-    return v.new_empty(v.shape[0], *log_lambda.shape)
-
-
 def _summed(partial: Tensor, coarse: Tensor) -> Tensor:
     """The sum over b of `partial lambda^(S b)`; [h, N 2, r, b] and [h, N, 2, b] -> [r, h, N, 2]."""
     re, im = partial.unflatten(1, (-1, 2)).unbind(2)  # [h, N, r, b] each
@@ -143,56 +130,10 @@ def _summed(partial: Tensor, coarse: Tensor) -> Tensor:
     return torch.stack((total_re, total_im), dim=-1).permute(2, 0, 1, 3)
 
 
-# ---------------------------------------------------------------------------------- derivatives
-
-
-def _times_position(v: Tensor) -> Tensor:
-    return v * torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
-
-
-def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
-    """`sum_rows (Re, -Im)(weight slope)`: the derivative along log |lambda| and along the phase."""
-    return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
-
-
-@op("dlrnn::channel_gradients", replays=True)
-def _gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the product, where they need no derivatives of their own."""
-    if uses_fused("channel_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):
-        return kernels.gradients(dK, W, log_lambda)
-    moments, slope = _adjoint(torch.cat((dK, _times_position(dK))), log_lambda).chunk(2)
-    return conjugate(moments), _log_lambda_gradient(W, slope)
-
-
-@_gradients.register_fake
-def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
-    return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
-
-
-def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    W, log_lambda = ctx.saved_tensors
-    grad = grad.contiguous()
-    if not ctx.needs_input_grad[1]:
-        return conjugate(_adjoint(grad, log_lambda)), None, None
-    if not torch.is_grad_enabled():
-        return *_gradients(grad, W, log_lambda), None
-    both: Tensor = _adjoint(torch.cat((grad, _times_position(grad))), log_lambda)
-    moments, slope = both.chunk(2)
-    return conjugate(moments), _log_lambda_gradient(W, slope), None
-
-
-def _adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    v, log_lambda = ctx.saved_tensors
-    weight = conjugate(grad.contiguous())
-    dv = _product(weight, log_lambda, v.shape[-1]) if ctx.needs_input_grad[0] else None
-    d_log_lambda = None
-    if ctx.needs_input_grad[1]:
-        d_log_lambda = _log_lambda_gradient(weight, _adjoint(_times_position(v), log_lambda))
-    return dv, d_log_lambda
-
-
-_product.register_autograd(_product_backward, saves=2)
-_adjoint.register_autograd(_adjoint_backward, saves=2)
+_product_op, _adjoint_op, _ = with_derivatives(
+    ("dlrnn::channel_vandermonde", "dlrnn::channel_adjoint", "dlrnn::channel_gradients"),
+    *(_product, _adjoint, kernels),
+)
 
 
 # ---------------------------------------------------------------------------------- tables

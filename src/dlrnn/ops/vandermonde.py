@@ -18,8 +18,9 @@ Exception: where P has at most `SMALL` entries, eager mode on a CPU makes it, in
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -33,7 +34,7 @@ from dlrnn.ops.checks import (
     require_shape,
 )
 from dlrnn.ops.cuda import vandermonde as kernels
-from dlrnn.ops.dispatch import Op, runs_eagerly, uses_fused
+from dlrnn.ops.dispatch import Op, op, runs_eagerly, uses_fused
 from dlrnn.ops.pairs import conjugate, pair_product, powers
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -138,13 +139,76 @@ def _moments(v: Tensor, log_lambda: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- derivatives
 
 
-def _both_gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of W and log_lambda, without derivatives of their own."""
-    if uses_fused("vandermonde_adjoint", dK, lambda: kernels.supports(dK, log_lambda)):
-        return kernels.gradients(dK, W, log_lambda)
-    both = _moments(torch.cat((dK, _times_position(dK))), log_lambda)
-    moments, slope = both.chunk(2)
-    return conjugate(moments), _log_lambda_gradient(W, slope)
+class Derivatives(NamedTuple):
+    """The ops of a product and of its adjoint, each with the other as its derivative."""
+
+    product: Op
+    adjoint: Op
+    product_backward: Callable[[Any, Tensor], tuple[Tensor, Tensor | None, None]]
+
+
+def with_derivatives(
+    names: tuple[str, str, str],
+    product: Callable[[Tensor, Tensor, int], Tensor],
+    adjoint: Callable[[Tensor, Tensor], Tensor],
+    fused: ModuleType,
+) -> Derivatives:
+    """Make the ops of these functions; `names` are theirs and that of both gradients in one op."""
+    product_op, adjoint_op = (
+        Op(names[0], product, replays=True),
+        Op(names[1], adjoint, replays=True),
+    )
+    adjoint_name = names[1].removeprefix("dlrnn::")
+
+    @op(names[2], replays=True)
+    def gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the product, without derivatives of their own."""
+        if uses_fused(adjoint_name, dK, lambda: fused.supports(dK, log_lambda)):
+            found: tuple[Tensor, Tensor] = fused.gradients(dK, W, log_lambda)
+            return found
+        return both_gradients(adjoint, dK, W, log_lambda)
+
+    def both_gradients(
+        moments_of: Callable[[Tensor, Tensor], Tensor], dK: Tensor, W: Tensor, log_lambda: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        moments, slope = moments_of(torch.cat((dK, _times_position(dK))), log_lambda).chunk(2)
+        return conjugate(moments), _log_lambda_gradient(W, slope)
+
+    @product_op.register_fake
+    def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
+        return W.new_empty(*W.shape[:-2], length)
+
+    @adjoint_op.register_fake
+    def _(v: Tensor, log_lambda: Tensor) -> Tensor:
+        return v.new_empty(v.shape[0], *log_lambda.shape)
+
+    @gradients.register_fake
+    def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+        return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
+
+    def product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        W, log_lambda = ctx.saved_tensors
+        grad = grad.contiguous()
+        if not ctx.needs_input_grad[1]:
+            return conjugate(adjoint_op(grad, log_lambda)), None, None
+        if torch.is_grad_enabled():
+            return *both_gradients(adjoint_op, grad, W, log_lambda), None
+        return *gradients(grad, W, log_lambda), None
+
+    def adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        v, log_lambda = ctx.saved_tensors
+        weight = conjugate(grad.contiguous())
+        dv = d_log_lambda = None
+        if ctx.needs_input_grad[0]:
+            dv = product_op(weight, log_lambda, v.shape[-1])
+        if ctx.needs_input_grad[1]:
+            slope = adjoint_op(_times_position(v), log_lambda)
+            d_log_lambda = _log_lambda_gradient(weight, slope)
+        return dv, d_log_lambda
+
+    product_op.register_autograd(product_backward, saves=2)
+    adjoint_op.register_autograd(adjoint_backward, saves=2)
+    return Derivatives(product_op, adjoint_op, product_backward)
 
 
 def _times_position(v: Tensor) -> Tensor:
@@ -156,52 +220,10 @@ def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
 
 
-def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    W, log_lambda = ctx.saved_tensors
-    grad = grad.contiguous()
-    if not ctx.needs_input_grad[1]:
-        return conjugate(moments_op(grad, log_lambda)), None, None
-    if not torch.is_grad_enabled():
-        return *_both_gradients_op(grad, W, log_lambda), None
-    both: Tensor = moments_op(torch.cat((grad, _times_position(grad))), log_lambda)
-    moments, slope = both.chunk(2)
-    return conjugate(moments), _log_lambda_gradient(W, slope), None
-
-
-def _moments_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    v, log_lambda = ctx.saved_tensors
-    weight = conjugate(grad.contiguous())
-    dv = d_log_lambda = None
-    if ctx.needs_input_grad[0]:
-        dv = product_op(weight, log_lambda, v.shape[-1])
-    if ctx.needs_input_grad[1]:
-        slope = moments_op(_times_position(v), log_lambda)
-        d_log_lambda = _log_lambda_gradient(weight, slope)
-    return dv, d_log_lambda
-
-
-product_op = Op("dlrnn::vandermonde", _product, replays=True)
-moments_op = Op("dlrnn::vandermonde_adjoint", _moments, replays=True)
-_both_gradients_op = Op("dlrnn::vandermonde_gradients", _both_gradients, replays=True)
-
-
-@product_op.register_fake
-def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
-    return W.new_empty(W.shape[0], length)
-
-
-@moments_op.register_fake
-def _(v: Tensor, log_lambda: Tensor) -> Tensor:
-    return v.new_empty(v.shape[0], *log_lambda.shape)
-
-
-@_both_gradients_op.register_fake
-def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
-    return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
-
-
-product_op.register_autograd(_product_backward, saves=2)
-moments_op.register_autograd(_moments_backward, saves=2)
+product_op, moments_op, _product_backward = with_derivatives(
+    ("dlrnn::vandermonde", "dlrnn::vandermonde_adjoint", "dlrnn::vandermonde_gradients"),
+    *(_product, _moments, kernels),
+)
 
 
 class _SmallProduct(torch.autograd.Function):
