@@ -9,7 +9,7 @@ from support import DEVICE, assert_close, relative_error
 from dlrnn.bench.generate import lower_quartile
 from dlrnn.bench.layer import bench_tiny
 from dlrnn.bench.listing import RoundedPhasesDLR
-from dlrnn.bench.measure import Way
+from dlrnn.bench.measure import LayerCall
 from dlrnn.cli import main
 from dlrnn.nn import DLR
 
@@ -73,7 +73,7 @@ def test_rounded_phases_give_the_same_layer_at_short_lengths(options, monkeypatc
     rounded = RoundedPhasesDLR(3, 5, **options)
     rounded.load_state_dict(layer.state_dict())
     x, dy = torch.randn(2, 2, 50, 3)
-    (y, *have), (expected, *want) = (Way(each)(x, dy) for each in (rounded, layer))
+    (y, *have), (expected, *want) = (LayerCall(each)(x, dy) for each in (rounded, layer))
     assert_close(y, expected, 1e-5)
     for gradient, other in zip(have, want, strict=True):
         assert_close(gradient, other, 1e-4)

@@ -215,7 +215,7 @@ def test_bench_lengths_in_bf16():
     torch.manual_seed(0)
     layer, x, dy = lengths.Attention(16), torch.randn(1, 50, 16), torch.randn(1, 50, 16)
     for bf16, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
-        assert least < lengths.error_of(lengths.Way(layer, bf16=bf16), x, dy) <= most
+        assert least < lengths.error_of(lengths.LayerCall(layer, bf16=bf16), x, dy) <= most
 
 
 def test_bench_step(capsys):

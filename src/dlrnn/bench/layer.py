@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
-    Way,
+    LayerCall,
     device_ms,
     machine,
     median_ms,
@@ -56,12 +56,12 @@ def bench_layer(
     listing.load_state_dict(ours.state_dict())
     x, dy = torch.randn(2, batch, length, d_model, device=where)
     short = slice(1), slice(SHORT)
-    right = Way(ours).errors(deepcopy(listing).double(), x[short], dy[short])
-    require_right(right, TOLERANCE)
-    ways, exact = {"dlrnn": Way(ours), "listing": Way(listing)}, deepcopy(ours).double()
-    errors = {name: way.errors(exact, x, dy) for name, way in ways.items()}
+    exact, exact_listing = deepcopy(ours).double(), deepcopy(listing).double()
+    calls = {"dlrnn": LayerCall(ours), "listing": LayerCall(listing)}
+    require_right(calls["dlrnn"].errors(x[short], dy[short], exact_listing), TOLERANCE)
+    errors = {name: call.errors(x, dy, exact) for name, call in calls.items()}
     require_right(errors["dlrnn"], TOLERANCE)
-    functions = {name: partial(way, x, dy) for name, way in ways.items()}
+    functions = {name: partial(call, x, dy) for name, call in calls.items()}
     times = seconds(functions, where, repeats)
     captured = device_ms(functions, where, repeats) if where.type == "cuda" else {}
     kept = sum(t.numel() * t.element_size() for t in functions["dlrnn"]())

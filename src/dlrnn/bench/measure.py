@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -118,7 +119,7 @@ def synchronize(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Way:
+class LayerCall:
     """A layer, and how it is called: with a backend, or under autocast to bf16."""
 
     layer: nn.Module
@@ -136,9 +137,16 @@ class Way:
         self.layer.zero_grad(set_to_none=True)  # the next call starts without gradients
         return [y.detach(), *gradients]
 
-    def errors(self, exact: nn.Module, x: Tensor, dy: Tensor) -> dict[str, float]:
-        """The relative errors of output and gradients against the same layer in float64."""
-        truth = Way(exact, "torch")(x.double(), dy.double())
+    @property
+    def plain(self) -> nn.Module:
+        """The layer; the one inside, if it was made by `torch.compile`."""
+        layer: nn.Module = getattr(self.layer, "_orig_mod", self.layer)
+        return layer
+
+    def errors(self, x: Tensor, dy: Tensor, exact: nn.Module | None = None) -> dict[str, float]:
+        """The relative errors of output and gradients against float64: this layer, or `exact`."""
+        exact = deepcopy(self.plain).double() if exact is None else exact
+        truth = LayerCall(exact, "torch")(x.double(), dy.double())
         names = "y", "x", *(name for name, _ in exact.named_parameters())
         pairs = zip(names, self(x, dy), truth, strict=True)
         return {name: relative_error(have, want) for name, have, want in pairs}
