@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -128,14 +128,22 @@ class LayerCall:
 
     def __call__(self, x: Tensor, dy: Tensor) -> list[Tensor]:
         """Forward and backward: the output and every gradient, the input's first."""
-        leaves = x.detach().requires_grad_(), *self.layer.parameters()
+        leaves = x.detach().requires_grad_(), *self.parameters
         with ops.use_backend(self.backend) if self.backend else nullcontext():
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            with torch.autocast(x.device.type, torch.bfloat16) if self.bf16 else nullcontext():
                 y = self.layer(leaves[0])
             y.backward(dy.to(y.dtype))
-        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        self.layer.zero_grad(set_to_none=True)  # the next call starts without gradients
-        return [y.detach(), *gradients]
+        results = [y.detach()]
+        for leaf in leaves:
+            assert leaf.grad is not None
+            results.append(leaf.grad)
+            leaf.grad = None  # the next call starts without gradients
+        return results
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The parameters, which take time to find."""
+        return tuple(self.layer.parameters())
 
     @property
     def plain(self) -> nn.Module:
