@@ -50,10 +50,10 @@ class Balanced(NamedTuple):
         return System(whole.lam[upper], (twice * whole.w)[:, upper])
 
     def rank(self) -> int:
-        """The number of singular values above rounding errors; at least 1."""
+        """The number of singular values above rounding errors."""
         sigma = self.singular_values
         floor = sigma[0] * len(sigma) * torch.finfo(sigma.dtype).eps
-        return max(1, int((sigma > floor).sum()))
+        return int((sigma > floor).sum())
 
 
 def balance(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> Balanced:

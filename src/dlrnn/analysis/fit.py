@@ -29,8 +29,9 @@ def fit_kernel(kernel: Tensor, lam: Tensor) -> KernelFit:
     singular values: infinite if one is 0. Above 1e16 it only says that one is nearly 0.
     """
     require_tensor("kernel", kernel)
-    shape = f"kernel must have the shape [H, L] or [L] and not be empty, not {list(kernel.shape)}"
-    require(kernel.dim() in (1, 2) and kernel.numel() >= 1, shape)
+    expected = "kernel must have the shape [H, L] or [L] and not be empty"
+    fits = kernel.dim() in (1, 2) and kernel.numel() >= 1
+    require(fits, f"{expected}, not {list(kernel.shape)}")
     require(not kernel.is_complex(), "kernel must be real: fit its real and imaginary parts apart")
     require_shape("lam", lam, ("N",))
     require(lam.numel() >= 1, "lam is empty: a kernel needs at least one state")

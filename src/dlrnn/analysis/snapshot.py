@@ -14,7 +14,6 @@ from dlrnn.ops.checks import require
 
 SNAPSHOTS = "snapshots.jsonl"
 EIGENVALUES, KERNELS, SAMPLES = 256, 4, 512  # at most, of a layer
-DIGITS = 4
 
 
 def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
@@ -76,4 +75,4 @@ def _peaks(values: Tensor, stride: int) -> Tensor:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
+    return [float(f"{value:.4g}") for value in values.tolist()]

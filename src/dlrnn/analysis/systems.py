@@ -48,9 +48,8 @@ def log_pairs(lam: Complex[Tensor, " N"]) -> Float[Tensor, "N 2"]:
 
 def _require_systems(name: str, *values: object) -> None:
     for value in values:
-        kind = type(value).__name__
-        takes = f"{name} takes systems, not a {kind}: use `system_of(layer)`"
-        require(isinstance(value, System), takes)
+        expected = f"{name} takes systems, not a {type(value).__name__}"
+        require(isinstance(value, System), f"{expected}: use `system_of(layer)`")
 
 
 # ---------------------------------------------------------------------------------- layers
@@ -75,8 +74,8 @@ def layer_of(system: System, *, bidirectional: bool = False) -> DLR:
     _require_systems("layer_of", system)
     rows, states = system.w.shape
     channels, odd = divmod(rows, 2 if bidirectional else 1)
-    needs = f"a bidirectional layer needs an even number of rows of w, two a channel, not {rows}"
-    require(not odd, needs)
+    expected = "a bidirectional layer needs an even number of rows of w, two a channel"
+    require(not odd, f"{expected}, not {rows}")
     with torch.device("meta"):  # draws no random numbers
         layer = DLR(channels, states, bidirectional=bidirectional, project=False)
     layer.double().to_empty(device="cpu")
@@ -106,9 +105,9 @@ def write_modes(layer: DLR, system: System) -> None:
 def kronecker(a: System, b: System) -> System:
     """The system `lambda (x) lambda'`, `w (x) w'` of each channel, whose kernel is `K_k K'_k`."""
     _require_systems("kronecker", a, b)
-    channels = f"{len(a.w)} and {len(b.w)}"
-    needs = f"both factors must have the same number of channels, not {channels}"
-    require(len(a.w) == len(b.w), needs)
+    channels, others = len(a.w), len(b.w)
+    expected = "both factors must have the same number of channels"
+    require(channels == others, f"{expected}, not {channels} and {others}")
     lam = torch.outer(a.lam, b.lam).flatten()
     return System(lam, (a.w[:, :, None] * b.w[:, None, :]).flatten(1))
 
@@ -147,12 +146,12 @@ def from_linear_rnn(A: Tensor, B: Tensor, C: Tensor) -> System:
         require_tensor(name, matrix)
         _require_finite(name, matrix)
     N = len(A) if A.dim() else 0
-    square, fits = A.shape == (N, N) and N >= 1, C.dim() in (1, 2) and C.shape[-1] == N
+    square = A.shape == (N, N) and N >= 1
     require(square, f"A must be square, [N, N] with N >= 1, not {list(A.shape)}")
-    needs = f"B must have the shape [{N}] or [{N}, 1], as A has, not {list(B.shape)}"
-    require(tuple(B.shape) in ((N,), (N, 1)), needs)
-    needs = f"C must have the shape [H, {N}] or [{N}], as A has, not {list(C.shape)}"
-    require(fits, needs)
+    expected = f"B must have the shape [{N}] or [{N}, 1], as A has, not {list(B.shape)}"
+    require(tuple(B.shape) in ((N,), (N, 1)), expected)
+    expected = f"C must have the shape [H, {N}] or [{N}], as A has, not {list(C.shape)}"
+    require(C.dim() in (1, 2) and C.shape[-1] == N, expected)
     # A real A gives conjugate pairs exactly.
     A = A.detach().cpu().to(torch.complex128 if A.is_complex() else torch.float64)
     B, C = (matrix.detach().cpu().to(torch.complex128) for matrix in (B, C))

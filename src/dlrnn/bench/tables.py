@@ -153,10 +153,9 @@ def _published(column: str, length: str) -> float | None:
     kind, layers = column.removesuffix("-512").rsplit("-", 1)
     name = "table6_param_tied" if kind == "attention-ff" else "table1_atomic"
     names = {"dlr": "DLR", "dss": "DSS-exp", "attention": "Attention"}
-    model = (names.get(kind, "Attention+2FF"), int(layers))
+    wanted = (names.get(kind, "Attention+2FF"), int(layers), column.endswith("-512"))
     for entry in table(name)["columns"]:
-        is_short = entry["L"] == 512
-        if (entry["model"], entry["layers"]) == model and is_short == column.endswith("-512"):
+        if (entry["model"], entry["layers"], entry["L"] == 512) == wanted:
             times = list(entry["relative_time"].values())
             return float(times[0 if length == "L" else 1])
     return None
