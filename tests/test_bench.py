@@ -9,6 +9,7 @@ from support import DEVICE, assert_close, relative_error
 from dlrnn.bench.generate import lower_quartile
 from dlrnn.bench.layer import bench_tiny
 from dlrnn.bench.listing import RoundedPhasesDLR
+from dlrnn.bench.measure import LayerCall
 from dlrnn.cli import main
 from dlrnn.nn import DLR
 
@@ -64,27 +65,18 @@ def test_the_lower_quartile_lies_between_the_times(times, quartile):
     assert lower_quartile(times) == quartile
 
 
-@pytest.fixture
-def in_pieces(monkeypatch):
-    monkeypatch.setattr(RoundedPhasesDLR, "positions", 16)
-
-
-@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("options", [{}, {"cast": "prod"}, {"bidirectional": True}], ids=str)
-def test_rounded_phases_give_the_same_layer_at_short_lengths(options):
+def test_rounded_phases_give_the_same_layer_at_short_lengths(options, monkeypatch):
+    monkeypatch.setattr(RoundedPhasesDLR, "positions", 16)
     torch.manual_seed(0)
     layer = DLR(3, 5, **options)
     rounded = RoundedPhasesDLR(3, 5, **options)
     rounded.load_state_dict(layer.state_dict())
     x, dy = torch.randn(2, 2, 50, 3)
-    found = [each(x) for each in (rounded, layer)]
-    assert_close(*found, 1e-5)
-    gradients = [
-        torch.autograd.grad(y, list(each.parameters()), dy)
-        for y, each in zip(found, (rounded, layer), strict=True)
-    ]
-    for have, want in zip(*gradients, strict=True):
-        assert_close(have, want, 1e-4)
+    (y, *have), (expected, *want) = (LayerCall(each)(x, dy) for each in (rounded, layer))
+    assert_close(y, expected, 1e-5)
+    for gradient, other in zip(have, want, strict=True):
+        assert_close(gradient, other, 1e-4)
 
 
 def test_rounded_phases_are_wrong_at_a_long_length():

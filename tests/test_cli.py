@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -58,8 +57,13 @@ def test_doctor_checks_every_op(capsys):
     assert [row["op"] for row in report["ops"]] == list(dispatch.OPS)
     assert all(row["ok"] and row["error"] < 1e-6 for row in report["ops"])
     assert {row["backend"] for row in report["ops"]} == {"torch"}
-    assert main(["doctor", "--device", "cpu"]) == 0
-    assert "vandermonde_adjoint" in capsys.readouterr().out
+    assert len({row["layer"] for row in report["layers"]}) == 7
+    assert len(report["layers"]) == 28
+    assert all(row["ok"] for row in report["layers"])
+    assert main(["doctor", "--device", "cpu", "--length", "5"]) == 0
+    told = capsys.readouterr().out
+    assert "vandermonde_adjoint" in told
+    assert "prod, online" in told
 
 
 def test_doctor_reports_a_broken_op(capsys, monkeypatch):
@@ -210,14 +214,8 @@ def test_bench_lengths_in_bf16():
     lengths = importlib.import_module("dlrnn.bench.cases")
     torch.manual_seed(0)
     layer, x, dy = lengths.Attention(16), torch.randn(1, 50, 16), torch.randn(1, 50, 16)
-    cpu = torch.device("cpu")
-    for coarse, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
-        run = partial(
-            lengths.forward_backward,
-            layer,
-            precision=partial(lengths.precision_of, cpu, coarse=coarse),
-        )
-        assert least < lengths.error_of(layer, run, x, dy) <= most
+    for bf16, least, most in ((False, 0, 1e-5), (True, 1e-4, lengths.COARSE)):
+        assert least < lengths.error_of(lengths.LayerCall(layer, bf16=bf16), x, dy) <= most
 
 
 def test_bench_step(capsys):
@@ -228,7 +226,7 @@ def test_bench_step(capsys):
     assert "a step takes" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------------------- check
+# ---------------------------------------------------------------------------------- layers
 
 
 def model(**options):
@@ -245,10 +243,10 @@ def model(**options):
     ],
     ids=str,
 )
-def test_check_of_a_saved_model(tmp_path, capsys, options):
+def test_doctor_of_a_saved_model(tmp_path, capsys, options):
     save_model(model(**options), tmp_path / "model.safetensors")
-    assert main(["check", str(tmp_path), "--length", "5", "90", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    assert main(["doctor", str(tmp_path), "--length", "5", "90", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["layers"]
     assert [(r["layer"], r["dtype"], r["length"]) for r in rows] == [
         ("1", "float64", 5),
         ("1", "float64", 90),
@@ -258,32 +256,24 @@ def test_check_of_a_saved_model(tmp_path, capsys, options):
     assert all(row["ok"] and row["padded"] < 1e-5 for row in rows)
     streams = "bidirectional" not in options
     assert all((row["steps"] is not None) == streams for row in rows)
-    assert main(["check", str(tmp_path), "--length", "5"]) == 0
+    assert main(["doctor", str(tmp_path), "--length", "5"]) == 0
     assert "float64" in capsys.readouterr().out
 
 
-def test_check_of_new_layers(capsys):
-    assert main(["check", "--length", "80", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert len({row["layer"] for row in rows}) == 7
-    assert len(rows) == 14
-    assert all(row["ok"] for row in rows)
-
-
-def test_check_of_a_layer_that_gives_zeros(tmp_path, capsys):
+def test_doctor_of_a_layer_that_gives_zeros(tmp_path, capsys):
     layer = DLR(4, 6)
     torch.nn.init.zeros_(layer.out.weight)
     torch.nn.init.zeros_(layer.out.bias)
     save_model(layer, tmp_path / "model.safetensors")
-    assert main(["check", str(tmp_path), "--length", "5", "--json"]) == 0
+    assert main(["doctor", str(tmp_path), "--length", "5", "--json"]) == 0
     assert "NaN" not in capsys.readouterr().out
 
 
-def test_check_reports_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
+def test_doctor_reports_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
     save_model(DLR(4, 6), tmp_path / "model.safetensors")
     step = DLR.step
     monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
-    assert main(["check", str(tmp_path / "model.safetensors"), "--length", "50"]) == 1
+    assert main(["doctor", str(tmp_path / "model.safetensors"), "--length", "50"]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
@@ -353,7 +343,7 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
     (folder / "header.safetensors").write_bytes(seal(good, {"dlrnn": "not json"}))
     (folder / "option.safetensors").write_bytes(seal(good, {"dlrnn": json.dumps({"": wrong})}))
     save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors")
-    check = lambda name: sentence(capsys, "check", str(tmp_path / name))  # noqa: E731
+    check = lambda name: sentence(capsys, "doctor", str(tmp_path / name))  # noqa: E731
     assert "there is no such file" in check("missing.safetensors")
     assert "only .safetensors files are read (nothing is unpickled)" in check("model.pt")
     assert "is not a safetensors file" in check("not.safetensors")
@@ -372,9 +362,9 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
     assert "unexpected keyword argument 'd_stat'" in check("odd/option.safetensors")
     save_model(DLR(4, 6, cast="prod"), folder / "prod.safetensors")
     assert "cast='real' was given, and the file says 'prod'" in sentence(
-        capsys, "check", str(folder / "prod.safetensors"), "--cast", "real"
+        capsys, "doctor", str(folder / "prod.safetensors"), "--cast", "real"
     )
-    assert "belong to a file: name one" in sentence(capsys, "check", "--cast", "prod")
+    assert "belong to a file: name one" in sentence(capsys, "doctor", "--cast", "prod")
     shutil.rmtree(folder)
     assert "should hold one .safetensors file, and holds 2" in check("")
     empty = tmp_path / "empty"
@@ -413,7 +403,7 @@ def test_the_tiny_measurement_takes_no_sizes(capsys):
 
 def test_factor_needs_all_sizes(capsys):
     assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
-    assert "--factor belongs to --all" in capsys.readouterr().err
+    assert "--factor belongs to --all and --eager" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
@@ -536,3 +526,19 @@ def test_bench_at_the_paper_s_sizes(what, capsys):
         assert not {"goal", "authors"} & row.keys()  # of other sizes
     assert main(command) == 0
     assert "ceiling" in capsys.readouterr().out
+
+
+def test_bench_of_eager_calls(capsys, monkeypatch):
+    """Every model of every case has a time; graphs are for GPUs."""
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    command = ["bench", "layer", "--eager", "--factor", "512", "--repeats", "1", "--device", "cpu"]
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["cases"]
+    models = {
+        case: [r["model"] for r in rows if r["case"] == case] for case in (r["case"] for r in rows)
+    }
+    assert [len(names) for names in models.values()] == [5, 5, 5, 5, 3, 3, 4]
+    assert all(row["eager"] > 0 and "graph" not in row for row in rows)
+    assert all(row["error"] < (1e-2 if "16" in row["model"] else 1e-5) for row in rows)
+    assert main(command) == 0
+    assert "the paper's listing" in capsys.readouterr().out

@@ -235,10 +235,10 @@ def test_wrong_runs_raise(done, tmp_path, capsys):
     assert "there is no such file" in sentence(capsys, "eval", str(copy), *WHERE[2:])
 
 
-def test_check_reads_the_best_model_of_a_run(done, capsys):
+def test_doctor_reads_the_best_model_of_a_run(done, capsys):
     assert len(list(done.glob("*.safetensors"))) > 1
-    assert main(["check", str(done), "--length", "8", "--json"]) == 0
-    assert all(row["ok"] for row in json.loads(capsys.readouterr().out))
+    assert main(["doctor", str(done), "--length", "8", "--json"]) == 0
+    assert all(row["ok"] for row in json.loads(capsys.readouterr().out)["layers"])
 
 
 def test_recipes_names_unreadable_results(tmp_path, capsys, monkeypatch):

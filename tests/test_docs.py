@@ -58,17 +58,9 @@ def commands():
 
 def dlrnn_arguments(line):
     """The arguments of each call of `dlrnn` in a line of shell code."""
-    lexer = shlex.shlex(line.split("$ ", 1)[-1], posix=True, punctuation_chars=True)
-    lexer.whitespace_split, calls, current = True, [], None
-    for token in lexer:
-        if token == "dlrnn" and current is None:
-            current = []
-            calls.append(current)
-        elif set(token) <= set("();<>|&"):
-            current = None
-        elif current is not None:
-            current.append(token)
-    return calls
+    code = re.sub(r"(^|\s)#.*", "", line.split("$ ", 1)[-1])
+    parts = [shlex.split(part) for part in re.split(r"[();<>|&]+", code) if "dlrnn" in part]
+    return [words[words.index("dlrnn") + 1 :] for words in parts if "dlrnn" in words]
 
 
 class Parsed(BaseException):

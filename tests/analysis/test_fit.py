@@ -16,11 +16,6 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def dft_phases(size):
-    angle = 2 * math.pi * torch.arange(size, dtype=torch.float64) / size
-    return torch.polar(torch.ones_like(angle), angle)
-
-
 def slow_rows(lam, length):
     """Real rows whose combinations are the kernels: P, or Re P and -Im P."""
     P = torch.tensor(
@@ -43,8 +38,8 @@ def random_lam(states, real, seed=0):
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 17, 64])
 def test_dft_phases_fit_every_kernel_exactly(size):
     kernel = torch.randn(3, size, dtype=torch.float64)
-    lam = dft_phases(size)
-    fit = fit_kernel(kernel, lam)
+    angle = 2 * math.pi * torch.arange(size, dtype=torch.float64) / size
+    fit = fit_kernel(kernel, torch.polar(torch.ones_like(angle), angle))
     assert fit.condition == pytest.approx(1, abs=1e-12)
     assert fit.residual < 1e-14
     # The weights of least norm are the inverse transform itself.
@@ -64,16 +59,6 @@ def test_fit_is_the_least_squares_solution_of_least_norm(states, length, real):
     assert fit.residual == pytest.approx(residual.item(), abs=1e-12)
     sigma = torch.linalg.svdvals(rows)
     assert fit.condition == pytest.approx((sigma[0] / sigma[-1]).item(), rel=1e-6)
-
-
-@settings(max_examples=25, deadline=None)
-@given(states=st.integers(1, 5), length=st.integers(1, 12), real=st.booleans())
-def test_what_is_left_is_orthogonal_to_every_state(states, length, real):
-    kernel, lam = torch.randn(1, length, dtype=torch.float64), random_lam(states, real)
-    fit, rows = fit_kernel(kernel, lam), slow_rows(lam, length)
-    flat = fit.w if real else torch.cat((fit.w.real, fit.w.imag), dim=1)
-    left = flat @ rows - kernel
-    assert (left @ rows.T).abs().max() < 1e-9
 
 
 def test_a_kernel_that_can_be_had_is_found():
@@ -131,9 +116,7 @@ def exact_shift_weights(lam):
     """Solve w P = (0, ..., 0, 1) by Gauss-Jordan elimination over the rational numbers."""
     size = len(lam)
     rows = [[value**k for value in lam] + [Fraction(k == size - 1)] for k in range(size)]
-    for i in range(size):
-        pivot = next(row for row in range(i, size) if rows[row][i] != 0)
-        rows[i], rows[pivot] = rows[pivot], rows[i]
+    for i in range(size):  # different lambda: no pivot is 0
         rows[i] = [value / rows[i][i] for value in rows[i]]
         for j in range(size):
             if j != i:
@@ -145,20 +128,8 @@ def exact_shift_weights(lam):
 def test_closed_form_of_the_shift_weights_is_exact(size):
     points = chebyshev_points(size)
     exact = exact_shift_weights([Fraction(value) for value in points.tolist()])
-    assert (
-        sum(w * Fraction(x) ** (size - 1) for w, x in zip(exact, points.tolist(), strict=True)) == 1
-    )
     expected = torch.tensor([math.log2(abs(w)) for w in exact], dtype=torch.float64)
     close(log2_shift_weights(points), expected)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_closed_form_agrees_with_the_fit(size):
-    one_hot = torch.zeros(size, dtype=torch.float64)
-    one_hot[-1] = 1
-    fit = fit_kernel(one_hot, chebyshev_points(size))
-    assert fit.residual < 1e-10
-    close(fit.w[0].abs().log2(), log2_shift_weights(chebyshev_points(size)), 1e-8)
 
 
 def test_real_weights_grow_fourfold_with_each_state_and_complex_ones_shrink():
@@ -184,9 +155,11 @@ def test_real_weights_grow_fourfold_with_each_state_and_complex_ones_shrink():
     assert conditions[-1] > 1e11
 
 
-def test_shift_weights_beyond_the_range_of_float64():
+def test_shift_weights_beyond_the_range_of_float64_and_of_no_state():
     (row,) = shift_weight_norms([600])
     assert row.log2_real == pytest.approx(2 * 599 - math.log2(600), abs=1e-4)
+    with refused("at least 1", "0"):
+        shift_weight_norms([4, 0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,8 +168,3 @@ def test_no_real_lambda_does_better_than_two_bits_a_state(values):
     # The Chebyshev polynomial's leading coefficient: sum |w| >= 2^(2N - 3).
     lam, size = torch.tensor(sorted(values), dtype=torch.float64), len(values)
     assert log2_shift_weights(lam).max() >= 2 * size - 3 - math.log2(size) - 1e-9
-
-
-def test_a_size_of_zero_is_refused():
-    with refused("at least 1", "0"):
-        shift_weight_norms([4, 0])

@@ -51,17 +51,6 @@ def test_the_chain_is_orthonormal_and_has_the_right_modes(kind, states):
     assert ((T @ B.to(T.dtype) - ones) / scale[:, 0]).abs().max() < size
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("states", [1, 2, 7, 20])
-def test_the_chain_is_a_square_root_of_the_cauchy_matrix(kind, states):
-    log_lambda, _ = modes(kind, states)
-    _, _, T = orthonormal_states(log_lambda)
-    cauchy = -1 / torch.expm1(log_lambda[:, None] + log_lambda.conj())
-    size = cauchy.diagonal().real.sqrt()
-    error = ((T @ T.mH - cauchy) / torch.outer(size, size)).abs().max()
-    assert error < 1e-14 + 10 * rounding(log_lambda)
-
-
 @pytest.mark.parametrize("kind", ["short", "real", "zero", "twice"])
 @pytest.mark.parametrize(("states", "channels"), [(1, 1), (3, 1), (4, 2), (2, 9), (12, 3)])
 def test_singular_values_are_those_of_the_hankel_matrix(kind, states, channels):
@@ -92,10 +81,3 @@ def test_balanced_coordinates_have_both_gramians_diagonal_and_the_same_kernel(ki
         expected = (w * (log_lambda * k).exp()).sum(-1).real
         torch.testing.assert_close(C @ x, expected, rtol=0, atol=1e-12)
         x = A @ x
-
-
-def test_a_system_of_zero_weights_has_zero_singular_values():
-    log_lambda, w = modes("short", 3)
-    whole = balance(log_lambda, 0 * w)
-    assert torch.equal(whole.singular_values, torch.zeros(6, dtype=torch.float64))
-    assert whole.rank() == 1

@@ -228,7 +228,7 @@ def test_tensors_that_no_layer_has_are_refused(name, change, tmp_path):
     path = tmp_path / "layer.safetensors"
     tensors = DLR(4, 8).state_dict()
     save_file({**tensors, name: change(tensors[name])}, path)  # as another program writes it
-    assert_refused(run_command(["check", path]), path.name)
+    assert_refused(run_command(["doctor", path]), path.name)
 
 
 def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
@@ -236,7 +236,7 @@ def test_sizes_in_the_header_of_a_layer_take_no_memory(tmp_path):
     save_model(DLR(4, 8), path)
     options = json.dumps({"": {"d_model": 4, "d_state": 2**28}})
     path.write_bytes(seal(load_file(path), {"dlrnn": options}))
-    assert_refused(run_command(["check", path]), path.name)
+    assert_refused(run_command(["doctor", path]), path.name)
 
 
 # ---------------------------------------------------------------------------------- tokenizers

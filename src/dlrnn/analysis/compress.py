@@ -40,15 +40,20 @@ class Balanced(NamedTuple):
     C: Float[Tensor, "H n"]
     singular_values: Float[Tensor, " n"]
 
-    def truncated(self, order: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A, B, C of the first `order` states."""
-        return self.A[:order, :order], self.B[:order], self.C[:, :order]
+    def truncated(self, order: int) -> System:
+        """The first `order` states, with one mode for each pair of conjugate eigenvalues.
+
+        `w lambda^k + conj(w lambda^k) = Re(2 w lambda^k)`.
+        """
+        whole = from_linear_rnn(self.A[:order, :order], self.B[:order], self.C[:, :order])
+        upper, twice = whole.lam.imag >= 0, torch.where(whole.lam.imag > 0, 2, 1)
+        return System(whole.lam[upper], (twice * whole.w)[:, upper])
 
     def rank(self) -> int:
-        """The number of singular values above rounding errors; at least 1."""
+        """The number of singular values above rounding errors."""
         sigma = self.singular_values
         floor = sigma[0] * len(sigma) * torch.finfo(sigma.dtype).eps
-        return max(1, int((sigma > floor).sum()))
+        return int((sigma > floor).sum())
 
 
 def balance(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> Balanced:
@@ -99,9 +104,8 @@ def _hankel_root(T: Tensor, w: Tensor) -> Tensor:
         w = torch.complex(*torch.linalg.qr(torch.cat((w.real, w.imag), 1)).R.chunk(2, dim=1))
     parts = torch.cat((T.real, T.imag)).T  # [2 N, 2 N]
     R = parts.new_zeros(0, order)
-    block = max(1, WORKSPACE // order**2)
-    for h in range(0, len(w), block):
-        weighted = w[h : h + block, :, None] * T
+    for rows in w.split(max(1, WORKSPACE // order**2)):
+        weighted = rows[:, :, None] * T
         M = parts @ torch.cat((weighted.real, -weighted.imag), dim=1)  # [h, 2 N, 2 N]
         R = torch.linalg.qr(torch.cat((R, M.reshape(-1, order))), mode="r").R
     return R
@@ -111,11 +115,7 @@ def _hankel_root(T: Tensor, w: Tensor) -> Tensor:
 
 
 class Compression(NamedTuple):
-    """The result of `compress`: a layer with fewer states, and the error of its kernels.
-
-    `singular_values` [2 N] are the Hankel singular values of the given layer; `bound` and `error`
-    are explained at `compress`.
-    """
+    """A layer with fewer states, its error, and the 2 N singular values of the given layer."""
 
     layer: DLR
     bound: float
@@ -144,16 +144,12 @@ def compress(layer: DLR, d_state: int) -> Compression:
     has room for them. If no state can be removed, the result is a copy. The cost is O(H N^3).
     """
     require(isinstance(layer, DLR), f"compress takes a DLR layer, not a {type(layer).__name__}")
-    require(
-        layer.cast == "real",
-        "compress takes a layer with cast='real': make one of a DLR-prod with"
-        " layer_of(prod_as_dlr(system_of(layer)))",
-    )
+    advice = "make one of a DLR-prod with layer_of(prod_as_dlr(system_of(layer)))"
+    require(layer.cast == "real", f"compress takes a layer with cast='real': {advice}")
     given: object = d_state
-    require(
-        isinstance(given, int) and 1 <= given <= layer.d_state,
-        f"d_state must be between 1 and the layer's {layer.d_state}, not {d_state!r}",
-    )
+    between = f"between 1 and the layer's {layer.d_state}"
+    fits = isinstance(given, int) and 1 <= given <= layer.d_state
+    require(fits, f"d_state must be {between}, not {d_state!r}")
     for name in layer.kernel_parameters:
         if (parameter := getattr(layer, name)) is not None:
             require_finite(name, parameter)
@@ -184,19 +180,12 @@ def _reduce(whole: Balanced, d_state: int) -> tuple[System, int]:
     """
     for order in range(min(whole.rank(), 2 * d_state), 1, -1):
         try:
-            reduced = _merge_conjugates(from_linear_rnn(*whole.truncated(order)))
+            reduced = whole.truncated(order)
         except ValueError:
             continue
         if len(reduced.lam) <= d_state and reduced.lam.abs().max() < 1:
             return reduced, order
-    return _merge_conjugates(from_linear_rnn(*whole.truncated(1))), 1
-
-
-def _merge_conjugates(system: System) -> System:
-    """`w lambda^k + conj(w lambda^k) = Re(2 w lambda^k)`: one state for a pair of modes."""
-    upper = system.lam.imag >= 0
-    twice = torch.where(system.lam.imag > 0, 2, 1)
-    return System(system.lam[upper], (twice * system.w)[:, upper])
+    return whole.truncated(1), 1
 
 
 def _largest_gain(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) -> float:
@@ -205,11 +194,8 @@ def _largest_gain(log_lambda: Complex[Tensor, " N"], w: Complex[Tensor, "H N"]) 
     width = -log_lambda.real[:, None].clamp(min=-1)
     near = (log_lambda.imag[:, None] + width * offsets).flatten()
     omega = torch.cat((near, torch.linspace(0, math.pi, 4097, dtype=torch.float64)))
-    block = max(1, 2**20 // len(log_lambda))
-    return max(
-        _gain(log_lambda, w, omega[start : start + block]).max().item()
-        for start in range(0, len(omega), block)
-    )
+    parts = omega.split(max(1, 2**20 // len(log_lambda)))
+    return max(_gain(log_lambda, w, part).max().item() for part in parts)
 
 
 def _gain(log_lambda: Tensor, w: Tensor, omega: Tensor) -> Tensor:

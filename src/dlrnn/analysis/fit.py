@@ -29,10 +29,9 @@ def fit_kernel(kernel: Tensor, lam: Tensor) -> KernelFit:
     singular values: infinite if one is 0. Above 1e16 it only says that one is nearly 0.
     """
     require_tensor("kernel", kernel)
-    require(
-        kernel.dim() in (1, 2) and kernel.numel() >= 1,
-        f"kernel must have the shape [H, L] or [L] and not be empty, not {list(kernel.shape)}",
-    )
+    expected = "kernel must have the shape [H, L] or [L] and not be empty"
+    fits = kernel.dim() in (1, 2) and kernel.numel() >= 1
+    require(fits, f"{expected}, not {list(kernel.shape)}")
     require(not kernel.is_complex(), "kernel must be real: fit its real and imaginary parts apart")
     require_shape("lam", lam, ("N",))
     require(lam.numel() >= 1, "lam is empty: a kernel needs at least one state")
@@ -77,24 +76,16 @@ def shift_weight_norms(sizes: Iterable[int]) -> list[ShiftWeights]:
     `max |w| = 2^(2N - 2) / N` for odd N, a little less for even N. Computed as a sum of logarithms,
     far beyond the range of float64. Complex: `lambda = exp(2 pi i n / N)` and `max |w| = 1 / N`.
     """
-    return [_shift_weights(size) for size in sizes]
-
-
-def _shift_weights(size: int) -> ShiftWeights:
-    require(size >= 1, f"a size is a number of states, at least 1, not {size}")
-    one_hot = torch.zeros(size, dtype=torch.float64)
-    one_hot[-1] = 1
-    points = chebyshev_points(size)
-    phase = 2 * math.pi / size * torch.arange(size, dtype=torch.float64)
-    dft = torch.polar(torch.ones_like(phase), phase)
-    real, exact = fit_kernel(one_hot, points), fit_kernel(one_hot, dft)
-    return ShiftWeights(
-        size,
-        float(log2_shift_weights(points).max()),
-        math.log2(exact.w.abs().max().item()),
-        real.condition,
-        exact.condition,
-    )
+    rows = []
+    for size in sizes:
+        require(size >= 1, f"a size is a number of states, at least 1, not {size}")
+        one_hot, points = torch.eye(size, dtype=torch.float64)[-1], chebyshev_points(size)
+        phase = 2 * math.pi / size * torch.arange(size, dtype=torch.float64)
+        real = fit_kernel(one_hot, points)
+        dft = fit_kernel(one_hot, torch.polar(torch.ones_like(phase), phase))
+        logs = float(log2_shift_weights(points).max()), math.log2(dft.w.abs().max().item())
+        rows.append(ShiftWeights(size, *logs, real.condition, dft.condition))
+    return rows
 
 
 def chebyshev_points(size: int) -> Tensor:

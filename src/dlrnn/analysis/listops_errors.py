@@ -13,7 +13,7 @@ _FIRST, _CLOSE = 11, 15  # tokens: `[MIN` ... `[SM`, then `]`
 class Nodes(NamedTuple):
     """The sub-trees of one expression, in the order of their closing brackets."""
 
-    positions: Integer[np.ndarray, " O"]  # of their closing brackets
+    positions: Integer[np.ndarray, " O"]
     heights: Integer[np.ndarray, " O"]
     operators: Integer[np.ndarray, " O"]  # 0 .. 3
 
@@ -38,22 +38,17 @@ def error_rates(
     samples: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> dict[str, list[dict[str, Any]]]:
     """Rows by height and by operator, from (tokens, targets, predicted classes) of each sample."""
-    height, operator, wrong = [], [], []
+    parts = []
     for tokens, targets, predicted in samples:
-        tree = nodes(tokens)
-        height.append(tree.heights)
-        operator.append(tree.operators)
-        wrong.append(predicted[tree.positions] != targets[tree.positions])
-    if not height:
+        places, heights, operators = nodes(tokens)
+        parts.append((heights, operators, predicted[places] != targets[places]))
+    if not parts:
         return {"by height": [], "by operator": []}
-    heights, operators, errors = (np.concatenate(part) for part in (height, operator, wrong))
+    height, operator, wrong = (np.concatenate(each) for each in zip(*parts, strict=True))
     return {
-        "by height": [
-            {"height": int(value), **_rate(errors[heights == value])}
-            for value in np.unique(heights)
-        ],
+        "by height": [{"height": int(h), **_rate(wrong[height == h])} for h in np.unique(height)],
         "by operator": [
-            {"operator": name, **_rate(errors[operators == place])}
+            {"operator": name, **_rate(wrong[operator == place])}
             for place, name in enumerate(NAMES)
         ],
     }

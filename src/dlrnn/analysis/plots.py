@@ -12,7 +12,6 @@ from dlrnn.nn import DLR
 from dlrnn.ops.checks import require, require_count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE = "#0072B2"
@@ -41,24 +40,24 @@ def plot_spectrum(layer: DLR) -> "Figure":
     area = min(42.0, max(7.0, 9000 / len(lam)))
 
     circle = torch.linspace(0, 2 * math.pi, 361)
-    left.plot(circle.cos().numpy(), circle.sin().numpy(), color=GREY, linewidth=0.8, zorder=0)
-    left.axhline(0, color=GREY, linewidth=0.4, zorder=0)
-    left.axvline(0, color=GREY, linewidth=0.4, zorder=0)
-    look = {"c": size.numpy(), "s": area, "norm": norm, "cmap": "viridis_r", "linewidths": 0}
-    points = left.scatter(lam.real.numpy(), lam.imag.numpy(), **look)
+    left.plot(circle.cos(), circle.sin(), color=GREY, linewidth=0.8, zorder=0)
+    for line in (left.axhline, left.axvline):
+        line(0, color=GREY, linewidth=0.4, zorder=0)
+    look = {"c": size, "s": area, "norm": norm, "cmap": "viridis_r", "linewidths": 0}
+    points = left.scatter(lam.real, lam.imag, **look)
     left.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), aspect="equal")
     left.set(xticks=(-1, -0.5, 0, 0.5, 1), yticks=(-1, -0.5, 0, 0.5, 1))
     left.set(xlabel="Re λ", ylabel="Im λ", title=_count(len(lam), "eigenvalue"))
 
-    right.scatter(lam.angle().numpy(), memory.numpy(), **look)
+    right.scatter(lam.angle(), memory, **look)
     ticks = {-1.0: "−π", -0.5: "−π/2", 0.0: "0", 0.5: "π/2", 1.0: "π"}
     right.set_xticks([math.pi * tick for tick in ticks], list(ticks.values()))
     right.set(xlim=(-1.04 * math.pi, 1.04 * math.pi), yscale="log")
     right.set(xlabel="phase of λ", ylabel="memory  1 / −log |λ|  (positions)", title="Memory")
     right.grid(axis="y", color="#dddddd", linewidth=0.6)
-    right.set_axisbelow(True)
+    right.set(axisbelow=True)
     for axes in (left, right):
-        _tidy(axes)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.colorbar(points, ax=right, label="norm of the weights, all channels", pad=0.02)
     return figure
 
@@ -86,16 +85,15 @@ def plot_kernel(layer: DLR, length: int) -> "Figure":
     for channel, strip in zip(shown, strips, strict=True):
         strip.axhline(0, color=GREY, linewidth=0.5, zorder=0)
         look = {"color": BLUE, "linewidth": 0.9, "marker": marker, "markersize": 3.5}
-        strip.plot(position.numpy(), kernel[channel].numpy(), **look)
+        strip.plot(position, kernel[channel], **look)
         strip.set_ylim(-1.1 * limit, 1.1 * limit)
         name = strip.text(1.015, 0.5, f"channel {channel}", transform=strip.transAxes)
-        name.set(
-            in_layout=False, va="center", fontsize="small"
-        )  # it stands above the colour bar, where there is room
+        name.set(in_layout=False, va="center", fontsize="small")  # above the colour bar
         strip.tick_params(axis="x", bottom=False)
-        strip.spines["bottom"].set_visible(False)
-        _tidy(strip)
-    strips[0].set_title(_title(layer))
+        strip.spines[["top", "right", "bottom"]].set_visible(False)
+    cast = "Re(K)" if layer.cast == "real" else "Re(K) Im(K)"
+    sizes = f"{_count(layer.d_model, 'channel')}, {_count(layer.d_state, 'state')}"
+    strips[0].set_title(f"{cast}:  {sizes}")
 
     image = below.imshow(
         kernel.numpy(),
@@ -119,19 +117,10 @@ def _two_sided(layer: DLR, length: int) -> tuple[Tensor, Tensor]:
         kernel = layer.kernel(length).cpu().double()
     right, left = kernel[: layer.d_model], kernel[layer.d_model :]
     if not layer.bidirectional:
-        left = left.new_empty(layer.d_model, 0)
+        left = right[:, :0]
     both = torch.cat((left.flip(1), right), dim=1)
     return torch.arange(-left.shape[1], right.shape[1]), both
 
 
-def _title(layer: DLR) -> str:
-    cast = "Re(K)" if layer.cast == "real" else "Re(K) Im(K)"
-    return f"{cast}:  {_count(layer.d_model, 'channel')}, {_count(layer.d_state, 'state')}"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _tidy(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)

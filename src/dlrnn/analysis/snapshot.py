@@ -14,7 +14,6 @@ from dlrnn.ops.checks import require
 
 SNAPSHOTS = "snapshots.jsonl"
 EIGENVALUES, KERNELS, SAMPLES = 256, 4, 512  # at most, of a layer
-DIGITS = 4
 
 
 def snapshot(model: nn.Module, step: int, length: int) -> dict[str, Any]:
@@ -40,23 +39,22 @@ def _numbers(layer: DLR | DSS | S4D, length: int) -> dict[str, Any]:
     log_lambda = modes.log_lambda.flatten(0, -2).cpu()  # [N, 2]; [H N, 2] of DSS and S4D
     kernel = layer.kernel(length).double().cpu()  # [rows, K]
     stride = -(-kernel.shape[1] // SAMPLES)
-    channels = _evenly(layer.d_model, KERNELS)
+    eigenvalues = log_lambda[_evenly(len(log_lambda), EIGENVALUES)]
+    eigenvalues[:, 1] = torch.remainder(eigenvalues[:, 1] + math.pi, 2 * math.pi) - math.pi
     response = kernel.clone()
     response[: layer.d_model, 0] += layer.D.double().cpu()
-    power = response.square().mean(0)  # [K]
-    if layer.bidirectional:
-        power = power * 2  # both directions add up
+    power = response.square().sum(0) / layer.d_model  # [K]; both directions add up
     return {
         "channels": layer.d_model,
         "states": layer.d_state,
         "bidirectional": layer.bidirectional,
         "eigenvalues_of": len(log_lambda),
-        "eigenvalues": _pairs(log_lambda[_evenly(len(log_lambda), EIGENVALUES)]),
+        "eigenvalues": [_rounded(pair) for pair in eigenvalues],
         "kernel_length": kernel.shape[1],
         "stride": stride,
         "kernels": [
             {"channel": channel, "values": _rounded(_peaks(kernel[channel], stride))}
-            for channel in channels
+            for channel in _evenly(layer.d_model, KERNELS)
         ],
         "response": _rounded(_peaks(power.sqrt(), stride)),
     }
@@ -76,10 +74,5 @@ def _peaks(values: Tensor, stride: int) -> Tensor:
     return parts.gather(1, parts.abs().argmax(1, keepdim=True))[:, 0]
 
 
-def _pairs(values: Tensor) -> list[list[float]]:
-    phase = torch.remainder(values[:, 1] + math.pi, 2 * math.pi) - math.pi
-    return [_rounded(pair) for pair in torch.stack((values[:, 0], phase), dim=-1)]
-
-
 def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
+    return [float(f"{value:.4g}") for value in values.tolist()]

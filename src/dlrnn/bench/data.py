@@ -1,6 +1,5 @@
 """`dlrnn bench data`: the time to make a batch, and that of the training step that uses it."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,11 +9,13 @@ from torch import nn
 from torch.optim import AdamW
 
 from dlrnn import tasks
-from dlrnn.bench.measure import announced, machine, median_ms, replayed, seconds
+from dlrnn.bench.measure import announced, device_ms, machine, timed
 from dlrnn.nn import DLR
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.atomic import ATOMIC
 from dlrnn.train.step import batch_maker
+
+Generator = listops.ListOpsGenerator | pathfinder.PathfinderGenerator
 
 
 def bench_data(
@@ -36,22 +37,17 @@ def bench_data(
             nn.Linear(d_model, task.d_output),
         ).to(where)
         batch, index = task.sample(size, device=where), torch.zeros((), dtype=torch.int64).to(where)
-        on_gpu = where.type == "cuda"
-        optimizer = AdamW(model.parameters(), fused=True, capturable=on_gpu)
+        optimizer = AdamW(model.parameters(), fused=True, capturable=where.type == "cuda")
         torch.compiler.reset()
         functions: dict[str, Callable[[], object]] = {
             "sample": partial(batch_maker(task, size, where), index),
             "step": partial(_step, model, optimizer, task, batch),
         }
-        if on_gpu:
-            times = {name: replayed(function, repeats) for name, function in functions.items()}
-        else:
-            times = seconds(functions, where, repeats)
-        sample, step = median_ms(times["sample"]), median_ms(times["step"])
-        row = {"task": task.name, "sample_ms": round(sample, 3), "step_ms": round(step, 3)}
-        rows.append({**row, "fraction": round(sample / step, 4)})
+        ms = device_ms(functions, where, repeats)
+        row = {"task": task.name, **{f"{name}_ms": round(value, 3) for name, value in ms.items()}}
+        rows.append({**row, "fraction": round(ms["sample"] / ms["step"], 4)})
     segmented = "pathfinder-segmentation"
-    sets: list[tuple[listops.ListOpsGenerator | pathfinder.PathfinderGenerator, str, int]] = [
+    sets: list[tuple[Generator, str, int]] = [
         (listops.subtrees(), "listops-subtrees", 500),
         (listops.lra(), "listops", 5000),
         *((pathfinder.segmentation(n), f"{segmented} {n}", 64) for n in (128, 256, 512)),
@@ -66,16 +62,13 @@ def bench_data(
     }
 
 
-def _generator(
-    spec: listops.ListOpsGenerator | pathfinder.PathfinderGenerator, name: str, samples: int
-) -> dict[str, Any]:
+def _generator(spec: Generator, name: str, samples: int) -> dict[str, Any]:
     """Samples a second on one core, after compilation."""
     spec.draw("train", 0)
-    start = time.perf_counter()
-    for index in range(samples):
-        spec.draw("train", index)
-    rate = samples / (time.perf_counter() - start)
-    return {"set": name, "samples_a_second": round(rate, 1)}
+    spent, _ = timed(
+        lambda: [spec.draw("train", index) for index in range(samples)], torch.device("cpu")
+    )
+    return {"set": name, "samples_a_second": round(samples / spent, 1)}
 
 
 def _step(

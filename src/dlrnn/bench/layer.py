@@ -4,9 +4,7 @@ No time is given unless the answer agrees with float64.
 """
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from operator import truediv
 from typing import Any
@@ -17,15 +15,15 @@ from torch import Tensor
 from dlrnn import ops
 from dlrnn.bench.listing import ListingDLR
 from dlrnn.bench.measure import (
-    forward_backward,
+    LayerCall,
+    device_ms,
     machine,
     median_ms,
     peak_bytes,
     relative_error,
-    replayed,
     require_right,
     seconds,
-    synchronize,
+    timed,
 )
 from dlrnn.nn import DLR
 
@@ -56,26 +54,27 @@ def bench_layer(
     ours = DLR(d_model, d_state).to(where)
     listing = ListingDLR(d_model, d_state).to(where)
     listing.load_state_dict(ours.state_dict())
-    x = torch.randn(batch, length, d_model, device=where)
-    dy = torch.randn(batch, length, d_model, device=where)
-
-    short = slice(0, min(length, SHORT))
-    require_right(_errors(ours, ListingDLR, x[:1, short], dy[:1, short]), TOLERANCE)
-    layers: dict[str, DLR] = {"dlrnn": ours, "listing": listing}
-    errors = {name: _errors(layer, DLR, x, dy) for name, layer in layers.items()}
+    x, dy = torch.randn(2, batch, length, d_model, device=where)
+    short = slice(1), slice(SHORT)
+    exact, exact_listing = deepcopy(ours).double(), deepcopy(listing).double()
+    calls = {"dlrnn": LayerCall(ours), "listing": LayerCall(listing)}
+    require_right(calls["dlrnn"].errors(x[short], dy[short], exact_listing), TOLERANCE)
+    errors = {name: call.errors(x, dy, exact) for name, call in calls.items()}
     require_right(errors["dlrnn"], TOLERANCE)
-    functions = {name: partial(forward_backward, layer, x, dy) for name, layer in layers.items()}
+    functions = {name: partial(call, x, dy) for name, call in calls.items()}
     times = seconds(functions, where, repeats)
-    kept = sum(t.numel() * t.element_size() for t in forward_backward(ours, x, dy))
+    captured = device_ms(functions, where, repeats) if where.type == "cuda" else {}
+    kept = sum(t.numel() * t.element_size() for t in functions["dlrnn"]())
     rows = {
         name: {
             "ms": round(median_ms(times[name]), 3),
-            **_replayed_ms(function, where, repeats),
+            **({"captured_ms": round(captured[name], 3)} if captured else {}),
             "extra_mib": round((peak_bytes(function, where) - kept) / 2**20, 2),
             "error": float(f"{max(errors[name].values()):.2e}"),
         }
         for name, function in functions.items()
     }
+    ours_mib, listing_mib = (rows[name]["extra_mib"] for name in rows)
     return {
         "case": {"B": batch, "H": d_model, "N": d_state, "L": length},
         **machine(where),
@@ -83,50 +82,20 @@ def bench_layer(
         **rows,
         "ratio": round(statistics.median(map(truediv, times["dlrnn"], times["listing"])), 3),
         "faster": round(rows["listing"]["ms"] / rows["dlrnn"]["ms"], 2),
-        "memory_fraction": round(
-            rows["dlrnn"]["extra_mib"] / max(rows["listing"]["extra_mib"], 0.01), 4
-        ),
+        "memory_fraction": round(ours_mib / max(listing_mib, 0.01), 4),
     }
 
 
 def bench_tiny(*, repeats: int) -> dict[str, Any]:
     """`bench_layer` for the sizes of TINY on one thread of the CPU."""
-    with _one_thread():
-        result = bench_layer(**TINY, device="cpu", repeats=repeats)
-    require_right({"listing": result["listing"]["error"]}, LISTING_TOLERANCE)
-    return result
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        result = bench_layer(**TINY, device="cpu", repeats=repeats)
     finally:
-        torch.set_num_threads(before)
-
-
-def _replayed_ms(
-    function: Callable[[], object], device: torch.device, repeats: int
-) -> dict[str, float]:
-    if device.type != "cuda":
-        return {}
-    return {"captured_ms": round(median_ms(replayed(function, repeats)), 3)}
-
-
-def _errors(layer: DLR, kind: type[DLR], x: Tensor, dy: Tensor) -> dict[str, float]:
-    """Relative errors of output and gradients, against a layer of this kind in float64."""
-    exact = kind(layer.d_model, layer.d_state).to(x.device).double()
-    exact.load_state_dict(layer.state_dict())
-    names = ["y", "x", *(name for name, _ in layer.named_parameters())]
-    pairs = zip(
-        names,
-        forward_backward(layer, x, dy),
-        forward_backward(exact, x.double(), dy.double()),
-        strict=True,
-    )
-    return {name: relative_error(have, want) for name, have, want in pairs}
+        torch.set_num_threads(threads)
+    require_right({"listing": result["listing"]["error"]}, LISTING_TOLERANCE)
+    return result
 
 
 # ---------------------------------------------------------------------------------- the kernel
@@ -156,10 +125,7 @@ def bench_kernel(
 
     truth = exact_kernel_and_gradients(re, im, W, dK)
     names = ("kernel", "log_lambda_re", "log_lambda_im", "W")
-    errors = {
-        name: relative_error(have, want)
-        for name, have, want in zip(names, run(), truth, strict=True)
-    }
+    errors = dict(zip(names, map(relative_error, run(), truth), strict=True))
     require_right(errors, TOLERANCE)
     tail = torch.arange(max(0, length - 64), length, device=where)
     return {
@@ -171,27 +137,16 @@ def bench_kernel(
     }
 
 
-@torch.no_grad()
-def exact_kernel_and_gradients(
-    re: Tensor, im: Tensor, W: Tensor, dK: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def exact_kernel_and_gradients(re: Tensor, im: Tensor, W: Tensor, dK: Tensor) -> tuple[Tensor, ...]:
     """K [H, L] and the gradients of re, im and W for the incoming gradient dK, all in float64."""
-    re, im, W, dK = (t.double() for t in (re, im, W, dK))
-    log_lambda, w = torch.complex(-(re**2), im), torch.view_as_complex(W)
-    length, device = dK.shape[1], dK.device
-    inner = torch.exp(log_lambda[:, None] * torch.arange(min(BLOCK, length), device=device))
-    kernel, moments, slopes = torch.empty_like(dK), torch.zeros_like(w), torch.zeros_like(w)
-    for start in range(0, length, BLOCK):
-        outer = torch.exp(log_lambda * start)
-        piece = dK[:, start : start + BLOCK]
-        P = inner[:, : piece.shape[1]]
-        kernel[:, start : start + BLOCK] = ((w * outer) @ P).real
-        position = torch.arange(start, start + piece.shape[1], device=device)
-        moments += piece.to(P.dtype) @ P.mT * outer
-        slopes += (piece * position).to(P.dtype) @ P.mT * outer
-    slope = (w * slopes).sum(0)
-    dW = torch.stack((moments.real, -moments.imag), dim=-1)
-    return kernel, -2 * re * slope.real, -slope.imag, dW
+    re, im, W = exact = [t.detach().double().requires_grad_() for t in (re, im, W)]
+    length, log_lambda = dK.shape[1], torch.complex(-(re**2), im)
+    starts = torch.arange(0, length, BLOCK, device=dK.device)
+    inner = torch.exp(log_lambda[:, None] * torch.arange(min(BLOCK, length), device=dK.device))
+    outer = torch.exp(log_lambda * starts[:, None])  # [blocks, N]
+    blocks = (torch.view_as_complex(W)[:, None] * outer @ inner).real  # [H, blocks, BLOCK]
+    kernel = blocks.flatten(1)[:, :length]
+    return kernel.detach(), *torch.autograd.grad(kernel, exact, dK.double())
 
 
 @torch.no_grad()
@@ -215,19 +170,17 @@ def bench_step(
     layer = DLR(d_model, d_state).to(where).eval()
     x = torch.randn(steps, batch, d_model, device=where)
     tenth = max(1, steps // 10)
+    last_tenth = steps - tenth
     times: dict[str, list[float]] = {"first": [], "last": []}
     outputs = []
     with torch.no_grad():
         states = {"first": layer.initial_state(batch), "last": layer.initial_state(batch)}
-        for x_t in x[: steps - tenth]:
+        for x_t in x[:last_tenth]:
             _, states["last"] = layer.step(x_t, states["last"])
         for i in range(tenth):
-            for name, position in (("first", i), ("last", steps - tenth + i)):
-                synchronize(where)
-                start = time.perf_counter()
-                y, states[name] = layer.step(x[position], states[name])
-                synchronize(where)
-                times[name].append(time.perf_counter() - start)
+            for name, x_t in (("first", x[i]), ("last", x[last_tenth + i])):
+                spent, (y, states[name]) = timed(partial(layer.step, x_t, states[name]), where)
+                times[name].append(spent)
                 outputs.append(y)
         whole = layer(x[:tenth].transpose(0, 1)).double()
         error = relative_error(torch.stack(outputs[::2], dim=1), whole)

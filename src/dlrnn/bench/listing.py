@@ -5,12 +5,25 @@ complex), multiplies complex matrices and leaves backward to autograd. `RoundedP
 listing's phases in fp32, which are wrong by k eps |log lambda| at position k, without its memory.
 """
 
+from functools import partial
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dlrnn.nn import DLR
+
+
+def listing_kernel(layer: DLR, start: int, end: int) -> Tensor:
+    """Positions `start` to `end` of the complex kernel [H, L], as the listing computes them."""
+    assert layer.log_lambda_im is not None
+    log_lambda = -(layer.log_lambda_re**2) + 1j * layer.log_lambda_im  # [N]
+    position = torch.arange(start, end, device=log_lambda.device)
+    P = (log_lambda[:, None] * position).exp()  # [N, L]
+    K: Tensor = (layer.W[..., 0] + 1j * layer.W[..., 1]) @ P  # [H or 2 H, L]
+    return K
 
 
 class ListingDLR(DLR):
@@ -20,11 +33,7 @@ class ListingDLR(DLR):
         """X [B, L, H] -> [B, L, H]."""
         u = x.transpose(1, 2)  # [B, H, L]
         length = u.shape[-1]
-        assert self.log_lambda_im is not None
-        log_lambda = -(self.log_lambda_re**2) + 1j * self.log_lambda_im  # [N]
-        position = torch.arange(length, device=u.device)
-        P = (log_lambda[:, None] * position).exp()  # [N, L]
-        K = ((self.W[..., 0] + 1j * self.W[..., 1]) @ P).real  # [H or 2 H, L]
+        K = listing_kernel(self, 0, length).real
         if self.bidirectional:
             K = torch.cat((K[: self.d_model], K[self.d_model :].flip(-1)), dim=-1)
         K_f = torch.fft.rfft(K, n=2 * length)
@@ -46,22 +55,8 @@ class RoundedPhasesDLR(DLR):
     positions = 4096
 
     def _kernel(self, length: int) -> Tensor:
-        starts = range(0, length, self.positions)
-        pieces = [
-            checkpoint(
-                self._piece,
-                *(start, min(start + self.positions, length)),
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for start in starts
-        ]
+        bounds = (*range(0, length, self.positions), length)
+        piece = partial(checkpoint, listing_kernel, self, use_reentrant=False)
+        pieces = [piece(*ends, preserve_rng_state=False) for ends in pairwise(bounds)]
         kernel = torch.cat(pieces, dim=1)
         return kernel.real if self.cast == "real" else kernel.real * kernel.imag
-
-    def _piece(self, start: int, end: int) -> Tensor:
-        assert self.log_lambda_im is not None
-        log_lambda = -(self.log_lambda_re**2) + 1j * self.log_lambda_im
-        position = torch.arange(start, end, device=log_lambda.device)
-        W: Tensor = self.W[..., 0] + 1j * self.W[..., 1]
-        return W @ (log_lambda[:, None] * position).exp()

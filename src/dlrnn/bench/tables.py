@@ -3,9 +3,9 @@
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.optim import AdamW
 
-from dlrnn.bench.measure import announced, machine, synchronize
+from dlrnn.bench.measure import announced, machine, median_ms, timed
 from dlrnn.nn import param_groups
 from dlrnn.paper import recipes
 from dlrnn.paper.numbers import row_of, table
@@ -92,18 +92,18 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     On a GPU several updates are timed together, because the loop does not wait for each. Batches
     that the host makes are made before and used again, because the loop prefetches them.
     """
-    step, times = make_step(config, device), []
+    step = make_step(config, device)
     many = 20 if step.task.on_device else 5
     together, warm = (many, 1) if device.type == "cuda" else (1, 6)
     parts = [None if step.task.on_device else step.samples(k) for k in range(together)]
-    for first in range(0, (repeats + warm) * together, together):
-        synchronize(device)
-        start = time.perf_counter()
+
+    def steps(first: int) -> None:
         for k, part in enumerate(parts):
             step(first + k, part)
-        synchronize(device)
-        times.append((time.perf_counter() - start) / together)
-    return 1e3 * statistics.median(times[warm:])
+
+    firsts = range(0, (repeats + warm) * together, together)
+    times = [timed(partial(steps, first), device)[0] / together for first in firsts]
+    return median_ms(times[warm:])
 
 
 def loop_overhead(steps: int = 600) -> dict[str, float]:
@@ -119,9 +119,7 @@ def loop_overhead(steps: int = 600) -> dict[str, float]:
     call = TrainingStep.__call__
 
     def both(self: TrainingStep, step: int, batches: Any) -> None:
-        start = time.perf_counter()
-        bare_step(step)
-        spent.append(time.perf_counter() - start)
+        spent.append(timed(partial(bare_step, step), self.device)[0])
         call(self, step, batches)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(TrainingStep, "__call__", both):
@@ -152,12 +150,12 @@ def _bare_step(config: RunConfig) -> Callable[[int], None]:
 
 def _published(column: str, length: str) -> float | None:
     """The paper's relative time of that column."""
-    short, ff = "512" in column, "ff" in column
-    name = "table6_param_tied" if ff else "table1_atomic"
-    model = {"dlr": "DLR", "dss": "DSS-exp"}.get(column[:3], "Attention+2FF" if ff else "Attention")
-    layers = int(column.removesuffix("-512").split("-")[-1])
+    kind, layers = column.removesuffix("-512").rsplit("-", 1)
+    name = "table6_param_tied" if kind == "attention-ff" else "table1_atomic"
+    names = {"dlr": "DLR", "dss": "DSS-exp", "attention": "Attention"}
+    wanted = (names.get(kind, "Attention+2FF"), int(layers), column.endswith("-512"))
     for entry in table(name)["columns"]:
-        if (entry["model"], entry["layers"]) == (model, layers) and (entry["L"] == 512) == short:
+        if (entry["model"], entry["layers"], entry["L"] == 512) == wanted:
             times = list(entry["relative_time"].values())
             return float(times[0 if length == "L" else 1])
     return None

@@ -14,7 +14,7 @@ from dlrnn.cli.shared import IN_USE, is_rank_zero, user_line, warn
 from dlrnn.common.untrusted import brief
 
 COMMANDS = {
-    **{"doctor": "layer", "check": "layer", "tasks": "tasks", "data": "tasks"},
+    **{"doctor": "doctor", "tasks": "tasks", "data": "tasks"},
     **dict.fromkeys(("train", "eval", "recipes", "reproduce", "sweep"), "training"),
     **{"generate": "language", "export": "language", "bench": "bench"},
     **{"results": "report", "report": "report"},

@@ -14,9 +14,7 @@ _GENERATED = "listops-subtrees, listops, pathfinder-segmentation, pathfinder or 
 
 def add(commands: Any) -> None:
     """Add their parsers."""
-    tasks = commands.add_parser("tasks", help="list the tasks, or draw a sample of one")
-    tasks.set_defaults(run=_tasks, parser=tasks)
-    tasks.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    tasks = command(commands, "tasks", _tasks, "list the tasks, or draw a sample of one")
     pictures = tasks.add_subparsers(dest="picture", metavar="preview")
     preview = _action(pictures, "preview", _preview, "draw a sample with the task's definition")
     preview.add_argument("name", metavar="NAME")
@@ -66,7 +64,6 @@ def _action(
 def _tasks(given: argparse.Namespace) -> int:
     from dlrnn.tasks import TASKS
 
-    tasks = [kind() for kind in TASKS.values()]
     rows = [
         {
             "name": task.name,
@@ -75,15 +72,15 @@ def _tasks(given: argparse.Namespace) -> int:
             "answers": f"{task.output_length} x {task.d_output}",
             "metric": task.metric,
             "probes": task.probes,
+            "definition": task.definition,
         }
-        for task in tasks
+        for task in (kind() for kind in TASKS.values())
     ]
     if given.json:
-        definitions = [{"definition": task.definition} for task in tasks]
-        return print_json([row | more for row, more in zip(rows, definitions, strict=True)])
+        return print_json(rows)
+    texts = [f"{row['name']}: {row.pop('definition')}" for row in rows]
     print_table("Tasks with the paper's settings", rows)
-    for task in tasks:
-        text = f"{task.name}: {task.definition}"
+    for text in texts:
         print(textwrap.fill(text, 100, subsequent_indent="  "))
     return 0
 

@@ -19,12 +19,8 @@ class Progress:
         with Progress("build", "samples", quiet_seconds=10) as progress:
             progress.update(done, total)
 
-    Args:
-        name: what the bar or the line begins with.
-        unit: what is counted.
-        total: the count at the end, if it is known.
-        start: the count at the beginning.
-        quiet_seconds: outside of a terminal nothing is printed until this time has passed.
+    `start` is the count at the beginning. Outside of a terminal nothing is printed until
+    `quiet_seconds` have passed.
     """
 
     def __init__(

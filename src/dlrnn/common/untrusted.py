@@ -34,22 +34,17 @@ from dlrnn.common.files import naming, require_regular
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_JSON = 2**24
-"""The largest JSON file, in bytes."""
-MOST_LINES = 2**28
-"""The largest file of JSON lines (records, times, snapshots), in bytes."""
-DEEPEST = 16
-"""The deepest nesting of lists and mappings."""
-LONGEST_REASON = 600
-"""The longest error message, in characters."""
-LARGEST = 2**63
-"""Whole numbers must be below it."""
+MOST_JSON = 2**24  # bytes of a JSON file
+MOST_LINES = 2**28  # bytes of a file of JSON lines: records, times, snapshots
+DEEPEST = 16  # nesting of lists and mappings
+LONGEST_REASON = 600  # characters of an error message
+LARGEST = 2**63  # whole numbers are below it
 
 DIGEST = "sha256"
 """The entry of a safetensors header that holds the SHA-256 of the file."""
 _BLANK = "0" * 64
-COMPACT: dict[str, Any] = {"separators": (",", ":")}
 _MOST_HEADER = 2**27
+_DAMAGED = "is damaged or is not a safetensors file"
 _CLASS_KEYS = {"class_path", "init_args"}
 
 KINDS = {
@@ -142,32 +137,28 @@ def _finite(text: str) -> float:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {_shown(twice)} is there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {_shown(name)} is there twice")
+        found[name] = value
     return found
 
 
 def _check_content(value: Any, depth: int) -> None:
     """Raise for control characters, keys that could name a class, and deep nesting."""
-    if isinstance(value, str):
-        if not is_printable(value):
-            raise ValueError(f"the text {_shown(value)} has control characters")
-        return
+    if isinstance(value, str) and not is_printable(value):
+        raise ValueError(f"the text {_shown(value)} has control characters")
     if not isinstance(value, dict | list):
         return
     if depth == 0:
         raise ValueError("it is nested too deeply")
     if isinstance(value, dict):
-        for name in value:
-            if name in _CLASS_KEYS:
-                raise ValueError(
-                    f"it has the key {name!r}, and a file must not name a class to make"
-                )
-            _check_content(name, depth - 1)
-    for each in value.values() if isinstance(value, dict) else value:
+        if named := sorted(_CLASS_KEYS & value.keys()):
+            key = repr(named[0])
+            raise ValueError(f"it has the key {key}, and a file must not name a class to make")
+        value = [*value.keys(), *value.values()]
+    for each in value:
         _check_content(each, depth - 1)
 
 
@@ -199,11 +190,8 @@ def fit(value: Any, kind: Any, where: str) -> Any:
 
 
 def _fit_dataclass(value: Any, kind: type[Any], where: str) -> Any:
-    needed = [
-        each.name
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING
-    ]
+    defaults = {each.name: (each.default, each.default_factory) for each in fields(kind)}
+    needed = [name for name, default in defaults.items() if default == (MISSING, MISSING)]
     return kind(**fit_fields(value, hints_of(kind), where, needed=needed))
 
 
@@ -306,8 +294,8 @@ def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
 
     def header(digest: str) -> bytes:
         """The same bytes for the same content; safetensors itself varies the order of metadata."""
-        text = json.dumps({"__metadata__": {**metadata, DIGEST: digest}, **entries}, **COMPACT)
-        content = text.encode()
+        values = {"__metadata__": {**metadata, DIGEST: digest}, **entries}
+        content = json.dumps(values, separators=(",", ":")).encode()
         content += b" " * (-len(content) % 8)
         return len(content).to_bytes(8, "little") + content
 
@@ -332,9 +320,7 @@ def read_sealed(path: Path, *, tensors: bool = True, links: bool = False) -> Sea
         # PyTorch rounds differently on memory that is not aligned
         return Sealed({name: found[name].clone() for name in sorted(found)}, metadata, sealed)
     except (SafetensorError, OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged or is not a safetensors file: {brief(error)}"
-        ) from None
+        raise ValueError(f"{path} {_DAMAGED}: {brief(error)}") from None
 
 
 def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str, str], bytes]:
@@ -345,21 +331,15 @@ def _verified(path: Path, file: BufferedReader, *, keep: bool) -> tuple[dict[str
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(_MOST_HEADER, os.fstat(file.fileno()).st_size - 8):
-        raise ValueError(
-            f"{path} is damaged or is not a safetensors file: its header does not fit in it"
-        )
+        raise ValueError(f"{path} {_DAMAGED}: its header does not fit in it")
     header = file.read(length)
     try:
         values = json.loads(header)
         metadata = fit(values.get("__metadata__", {}), dict[str, str], "__metadata__")
     except (ValueError, AttributeError, RecursionError):
-        raise ValueError(
-            f"{path} is damaged or is not a safetensors file: its header is not JSON"
-        ) from None
-    pieces = [start, header]
-    if (stored := metadata.get(DIGEST)) is None:
-        digest = None
-    else:
+        raise ValueError(f"{path} {_DAMAGED}: its header is not JSON") from None
+    pieces, digest = [start, header], None
+    if (stored := metadata.get(DIGEST)) is not None:
         mark = f'"{DIGEST}":"{stored}"'.encode()
         if not re.fullmatch(r"[0-9a-f]{64}", stored) or header.count(mark) != 1:
             raise ValueError(f"{path} is damaged: its header holds no SHA-256")
