@@ -15,7 +15,7 @@ from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
 from dlrnn.train import RunDirectory, evaluation
 from dlrnn.train.checkpoint import read_header, save_best
-from dlrnn.train.evaluation import draw_curves, draw_images, read_test
+from dlrnn.train.evaluation import draw, read_test
 
 SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
 WHERE = ["--writer", "none", "--device", DEVICE.type]
@@ -147,7 +147,7 @@ def test_a_users_mixer_trains(tmp_path, monkeypatch, capsys):
     ("wrong", "said"),
     [
         (["--stepps", "3"], "train: there is no setting --stepps: did you mean --steps?"),
-        (["--steps", "few"], "train: --steps takes a whole number, not 'few'"),
+        (["--steps", "few"], "train: --steps must be a whole number, not 'few'"),
         (["extra"], "unrecognized arguments: extra"),
         (["--model.mixer_options.bidirectional", "true"], "from left to right"),
         (["--task.settings.length", "17"], "multiple of the 8 copies"),
@@ -185,7 +185,7 @@ def test_wrong_sweeps_begin_nothing(tmp_path, capsys):
     command = ["sweep", "table1/cum*/dlr-1", "--out", str(tmp_path / "a"), *WHERE[2:]]
     for wrong, said in (
         (["--stepz", "5"], "did you mean --steps"),
-        (["--steps", "abc"], "--steps takes a whole number, not 'abc'"),
+        (["--steps", "abc"], "--steps must be a whole number, not 'abc'"),
         (["--seed", "3"], "a sweep has --seeds N"),
         (["--seed=3"], "a sweep has --seeds N"),
     ):
@@ -303,7 +303,7 @@ def test_eval_draws_segmentations(tmp_path):
 def test_pictures_show_inputs_targets_and_predictions():
     images = PathfinderSegmentation(resolution=32)
     batch, logits = images.sample(4), torch.randn(4, 32 * 32, 3)
-    shown = [axes.images[0].get_array() for axes in draw_images(images, batch, logits).axes]
+    shown = [axes.images[0].get_array() for axes in draw(images, batch, logits).axes]
     rows = batch.inputs[..., 0], batch.targets, logits.argmax(-1)
     wanted = [values[k].view(32, 32) for values in rows for k in range(4)]
     assert all((torch.tensor(have) == want).all() for have, want in zip(shown, wanted, strict=True))
@@ -311,7 +311,7 @@ def test_pictures_show_inputs_targets_and_predictions():
     curves = Shift(length=16, copies=2)
     batch = curves.sample(4)
     output = torch.randn(4, curves.output_length + 5, curves.d_output)
-    axes = draw_curves(curves, batch, output).axes
+    axes = draw(curves, batch, output).axes
     for k in range(4):
         for place, values in ((k, batch.targets[k]), (4 + k, output[k, -curves.output_length :])):
             lines = np.stack([line.get_ydata() for line in axes[place].lines], axis=1)

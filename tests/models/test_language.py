@@ -15,7 +15,7 @@ from dlrnn.models.language import (
     LanguageModel,
     generate,
     likely,
-    next_token_loss,
+    token_losses,
 )
 from dlrnn.nn import param_groups
 
@@ -171,8 +171,9 @@ def test_padded_batch_equals_single_sequences(mixer, router):
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 def test_the_loss_does_not_depend_on_the_pieces(at_once):
     model, tokens = make(), words(3, 9)
-    loss = next_token_loss(model, tokens, at_once)
-    expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    codes, targets = model.codes(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    loss = token_losses(model, codes, targets, at_once).mean()
+    expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), targets)
     assert_close(loss, expected, 1e-12)
     inputs, one = list(model.parameters()), torch.ones(())
     for have, want in zip(
@@ -187,7 +188,7 @@ def test_training_learns_a_text():
         tokens = torch.arange(40, device=DEVICE).remainder(7)[None]
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
         for _ in range(60):
-            loss = next_token_loss(model, tokens)
+            loss = model(tokens[:, :-1], targets=tokens[:, 1:]).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -302,7 +303,8 @@ ERRORS = {
     "temperature must be": lambda m: generate(m.causal, m.prompt, 3, temperature=-1.0),
     "top_k must be": lambda m: generate(m.causal, m.prompt, 3, top_k=0),
     "top_p must be": lambda m: generate(m.causal, m.prompt, 3, top_p=0.0),
-    "at least 2 tokens": lambda m: next_token_loss(m.top, m.prompt[None, :1]),
+    "whole sequences": lambda m: m.top(m.prompt[None], targets=m.prompt[None], return_state=True),
+    "targets must hold tokens": lambda m: m.top(m.prompt[None], targets=m.prompt[None] / 2),
 }
 
 

@@ -10,7 +10,8 @@ from torch.utils import deterministic as memory
 
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
-from dlrnn.train.step import TrainingStep, deterministic
+from dlrnn.train.distributed import deterministic
+from dlrnn.train.step import TrainingStep
 
 EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 10}
 RUN = RunConfig(

@@ -23,8 +23,8 @@ from dlrnn.train import (
     with_overrides,
 )
 from dlrnn.train.checkpoint import checkpoints, read_checkpoint
-from dlrnn.train.evaluation import held_out, scores
-from dlrnn.train.generation import generate_text
+from dlrnn.train.evaluation import generate_text
+from dlrnn.train.step import held_out, scores
 
 SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
 SMALL = LanguageConfig(**SIZES, experts=4, dt_min=0.05, dt_max=0.5, kernel_length=32)

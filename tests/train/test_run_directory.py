@@ -12,8 +12,7 @@ from runs import QUIET, TEXTS, Own, config, own_mixer, refused, stopped
 from dlrnn.common.files import write_whole
 from dlrnn.train import RunDirectory, run_directory, train
 from dlrnn.train.checkpoint import checkpoints
-from dlrnn.train.logging import JsonLines
-from dlrnn.train.run_directory import checkout
+from dlrnn.train.run_directory import JsonLines, checkout
 
 
 def test_run_directories_are_never_overwritten(tmp_path):
@@ -61,7 +60,7 @@ def test_a_checkpoint_of_another_model_raises(tmp_path):
     stopped(tmp_path / "run", config())
     text = (tmp_path / "run" / "config.json").read_text()
     (tmp_path / "run" / "config.json").write_text(text.replace('"d_state": 16', '"d_state": 8'))
-    refused(tmp_path / "run", r"is of another model: its .* is \[16\], not \[8\]")
+    refused(tmp_path / "run", r"is of another model: .* is \[16, 16, 2\], not \[16, 8, 2\]")
 
 
 def test_a_changed_configuration_or_data_set_raises(tmp_path, monkeypatch):

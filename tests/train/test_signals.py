@@ -9,7 +9,7 @@ import pytest
 from lightning_fabric import Fabric
 from runs import QUIET, assert_same_run, config
 
-from dlrnn.train import RunDirectory, signals, train, trainer
+from dlrnn.train import RunDirectory, distributed, train, trainer
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.step import TrainingStep
 
@@ -59,7 +59,7 @@ def test_repeated_signals(tmp_path, monkeypatch, number, after, at_once):
         made.append(k)
 
     clock = SimpleNamespace(monotonic=lambda: times.pop(0), sleep=lambda _: None)
-    monkeypatch.setattr(signals, "time", clock)
+    monkeypatch.setattr(distributed, "time", clock)
     monkeypatch.setattr(TrainingStep, "__call__", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
@@ -74,10 +74,11 @@ def test_the_handler_waits_for_the_second_signal_of_a_pair(monkeypatch):
         waited.append(seconds)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=time.monotonic, sleep=second))
-    with signals.stop_requests() as asked:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=second)
+    monkeypatch.setattr(distributed, "time", clock)
+    with distributed.stop_requests() as asked:
         os.kill(os.getpid(), signal.SIGINT)
-    assert waited == [signals.PAIR_SECONDS]
+    assert waited == [distributed.PAIR_SECONDS]
     assert len(asked) == 2
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+from dlrnn.cli import command, count, device_option, print_json, print_table, resolve
 
 
 def add(commands: Any) -> None:

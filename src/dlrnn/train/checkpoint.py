@@ -1,11 +1,16 @@
-"""Checkpoints: one safetensors file with model and optimizer, and counters in its header.
+"""The model of a run: initialised, saved in checkpoints, loaded.
 
-The header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
+A checkpoint is one safetensors file with model and optimizer, and counters in its header. The
+header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
 """
 
+import hashlib
 import json
+import math
+import os
 import re
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +19,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrnn.common.files import naming, write_whole
-from dlrnn.common.untrusted import fit, parse_json, read_sealed, seal
+from dlrnn.common.untrusted import (
+    check_import,
+    fit,
+    naming_file,
+    parse_json,
+    read_bytes,
+    read_sealed,
+    seal,
+)
+from dlrnn.models import LanguageConfig, LanguageModel, build_model
+from dlrnn.models.config import is_built_in
+from dlrnn.models.model import Block
+from dlrnn.models.pretrained import LARGEST_FILE
+from dlrnn.nn.files import misfit, outline
+from dlrnn.tasks import Task
+from dlrnn.train.config import RunConfig
 from dlrnn.train.distributed import full_tensor, shard_like
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
@@ -61,7 +82,8 @@ def state_tensors(
     """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
-        for name, state in _optimizer_states(model, optimizer).items():
+        for name, parameter in model.named_parameters():
+            state = optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
     found = {}
     for name, value in tensors.items():
@@ -134,33 +156,25 @@ def model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
     """Load the parameters of a checkpoint; a checkpoint of another model raises."""
-    expected, found = model.state_dict(), model_tensors(tensors)
-    for name, value in expected.items():
-        if name not in found:
-            raise ValueError(f"{path} is of another model: it has no {name}")
-        if found[name].dtype != value.dtype:
-            kinds = f"{found[name].dtype}, not {value.dtype}"
-            raise ValueError(f"{path} is of another model: its {name} is {kinds}")
-        if found[name].shape != value.shape:
-            shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
-            raise ValueError(f"{path} is of another model: its {name} is {shapes}")
-    extra = sorted(found.keys() - expected.keys())
-    if extra:
-        raise ValueError(f"{path} is of another model: it has {extra[0]}, which this one lacks")
+    own, found = model.state_dict(), model_tensors(tensors)
+    wrong = misfit(own, found)
+    for name, value in own.items():
+        if not wrong and found[name].dtype != value.dtype:
+            wrong = f"{name} is {found[name].dtype}, not {value.dtype}"
+    if wrong:
+        raise ValueError(f"{path} is of another model: {wrong}")
     model.load_state_dict(found)
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """The counters of a checkpoint or of the best model; the digest of the file is checked."""
-    return _read(path, tensors=False)[1]
+    return read_checkpoint(path, tensors=False)[1]
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(
+    path: Path, *, tensors: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and counters of a checkpoint or of the best model."""
-    return _read(path, tensors=True)
-
-
-def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = read_sealed(path, tensors=tensors)
     if not found.sealed or HEADER not in found.metadata:
         raise ValueError(
@@ -187,14 +201,6 @@ def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> 
     write_whole(path, seal(copies, {HEADER: json.dumps(counters)}))
 
 
-def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
-    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    return {
-        names[parameter]: {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        for parameter, state in optimizer.state.items()
-    }
-
-
 def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
     """Load the optimizer state of a checkpoint; in a sharded run, this process's shard of it."""
     on_device = any(
@@ -213,3 +219,113 @@ def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opti
         step = found.pop("step").to(parameter.device if on_device else "cpu")
         state = {key: shard_like(value, parameter) for key, value in found.items()}
         optimizer.state[parameter] = {"step": step, **state}
+
+
+# ---------------------------------------------------------------------------------- the model
+
+
+def make_model(config: RunConfig, task: Task) -> nn.Module:
+    """The model of a run, initialised from its seed; one that does not fit in memory raises."""
+    numbers = config.batch_size // config.accumulate * task.input_length * config.model.d_model
+    if _is_built_in(config):  # a user's mixer may fail on the meta device
+        with torch.device("meta"):
+            tensors = _build(config, task).state_dict().values()
+        numbers = max(numbers, sum(each.numel() for each in tensors))
+    memory = _memory()
+    if 4 * numbers > memory:
+        needed, there = (f"{value / 2**30:.3g} GiB" for value in (4 * numbers, memory))
+        raise ValueError(f"the model needs at least {needed}, and this machine has {there}")
+    torch.manual_seed(config.seed)
+    model = _build(config, task)
+    is_language = isinstance(config.model, LanguageConfig)
+    if task.causal and not is_language and not getattr(model, "causal", True):
+        raise ValueError(
+            f"{task.name} needs a causal model, which reads from left to right:"
+            " its mixer must not be bidirectional"
+        )
+    return model
+
+
+def prepared(config: RunConfig) -> tuple[Task, nn.Module]:
+    """The task and the model of a run; raises if they do not fit each other or data are missing."""
+    task = config.make_task()
+    splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
+    if None in [task.count(split) for split in splits] and not task.drawable:
+        task.sample(1)  # its error says how to get the data
+    tokens = task.vocabulary or 0
+    if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
+        less = f"the model's vocabulary, {config.model.vocabulary}"
+        advice = f"--model.vocabulary {tokens}"
+        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}: say {advice}")
+    model = make_model(config, task)
+    if not task.on_device and task.sample(1).lengths is not None:
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.check_padding()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"checkpoints hold tensors, and {name} of the model is a {kind}")
+    return task, model
+
+
+def _build(config: RunConfig, task: Task) -> nn.Module:
+    if isinstance(config.model, LanguageConfig):
+        return LanguageModel(config.model)
+    sizes = ("d_input", "vocabulary", "d_output", "pooled", "pair")
+    return build_model(config.model, **{name: getattr(task, name) for name in sizes})
+
+
+def _is_built_in(config: RunConfig) -> bool:
+    return isinstance(config.model, LanguageConfig) or is_built_in(config.model.mixer)
+
+
+def _memory() -> float:
+    """Bytes of memory of this machine; infinite if the system does not report it."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
+def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
+    """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
+    if not _is_built_in(config):
+        check_import(config.model.mixer, where, trust=trust)
+
+
+class Best(NamedTuple):
+    """The best model of a run so far, and its step; a run that continues may improve on it."""
+
+    model: nn.Module
+    task: Task
+    config: RunConfig
+    step: int
+
+
+def load_best(path: str | Path, device: torch.device, *, trust: bool = False) -> Best:
+    """Load the best model on a device, in evaluation mode; the digests of its files are checked.
+
+    A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
+    """
+    folder = RunDirectory.open(path)
+    config, best, where = folder.config, folder.path / BEST, folder.path / CONFIG
+    check_trusted(config, where, trust=trust)
+    tensors, counters = read_checkpoint(best)
+    if counters["config"] != config.digest():
+        raise ValueError(f"{where} is not the one that {best} belongs to")
+    for name, digest in counters["files"].items():
+        file = folder.path / name
+        known = Path(name).name == name and file.is_file()
+        if not known or hashlib.sha256(read_bytes(file, LARGEST_FILE)).hexdigest() != digest:
+            sentence = "is missing or is not the file that"
+            raise ValueError(f"{file} {sentence} {best} was trained with")
+    with naming_file(where):
+        task = config.make_task()
+        if _is_built_in(config) and (
+            wrong := misfit(outline(partial(_build, config, task)), model_tensors(tensors))
+        ):
+            raise ValueError(f"{best} is of another model: {wrong}")
+        model = make_model(config, task)
+    load_model(best, tensors, model)
+    return Best(model.to(device).eval(), task, config, int(counters["step"]))
