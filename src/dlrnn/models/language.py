@@ -108,10 +108,8 @@ class HeadAttention(Attention):
         nn.Module.__init__(self)  # the parameters of `Attention` have other sizes
         for name, value in (("d_model", d_model), ("heads", heads), ("d_head", d_head)):
             require_count(name, value)
-        require(
-            d_head % 2 == 0,
-            f"d_head must be even (rotary positions rotate pairs of channels), not {d_head}",
-        )
+        even = "d_head must be even (rotary positions rotate pairs of channels)"
+        require(d_head % 2 == 0, f"{even}, not {d_head}")
         self.d_model, self.heads, self.d_head = d_model, heads, d_head
         self.bidirectional = False
         self.temperature = nn.Parameter(torch.empty(1))

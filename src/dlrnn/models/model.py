@@ -254,10 +254,9 @@ def build_model(
 
     It has an output at every position, or one for a sequence (`pooled`) or for two (`pair`).
     """
-    require(
-        (d_input is None) != (vocabulary is None),
-        f"give either d_input or vocabulary, not d_input={d_input} and vocabulary={vocabulary}",
-    )
+    given = f"not d_input={d_input} and vocabulary={vocabulary}"
+    one = (d_input is None) != (vocabulary is None)
+    require(one, f"give either d_input or vocabulary, {given}")
     require_count("d_output", d_output)
     H = config.d_model
     encoder: nn.Linear | nn.Embedding

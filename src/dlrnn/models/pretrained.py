@@ -79,9 +79,8 @@ def save_pretrained(
         card = _card(model, kind, options, results or {}, run).encode()
         content = (json.dumps(config, indent=1) + "\n").encode()
     except (TypeError, UnicodeError) as error:  # numbers of numpy, for instance
-        raise ValueError(
-            f"the options, results or run cannot be written as JSON text: {error}"
-        ) from error
+        what = "the options, results or run cannot be written as JSON text"
+        raise ValueError(f"{what}: {error}") from error
     others = {"config": content, **({} if tokenizer is None else {"tokenizer": tokenizer})}
     weights = model_bytes(model, {name: _digest(each) for name, each in others.items()})
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,9 +191,8 @@ def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
         config, sizes = model.built
         return "SequenceModel", {"config": asdict(config), **sizes}
     kind = type(model).__name__
-    raise ValueError(
-        f"a DLR layer, a network of build_model or a LanguageModel can be saved, not a {kind}"
-    )
+    kinds = "a DLR layer, a network of build_model or a LanguageModel"
+    raise ValueError(f"{kinds} can be saved, not a {kind}")
 
 
 def _load(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -38,6 +38,7 @@ from dlrnn.train.config import RunConfig
 from dlrnn.train.distributed import full_tensor, shard_like
 from dlrnn.train.run_directory import CONFIG, RunDirectory
 
+Tensors = dict[str, Tensor]
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # an older one is used when the newest is damaged
@@ -74,7 +75,7 @@ class _BestHeader:
 
 def state_tensors(
     model: nn.Module, optimizer: Optimizer | None = None, *, keep: bool = True
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The tensors of a checkpoint; {} without `keep`.
 
     Every process of a sharded run has to call it, also those that do not `keep` the tensors. Full
@@ -93,9 +94,7 @@ def state_tensors(
     return found
 
 
-def save_checkpoint(
-    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
-) -> None:
+def save_checkpoint(folder: Path, step: int, tensors: Tensors, counters: dict[str, Any]) -> None:
     """Write `step-N.safetensors`, and remove all but the last two checkpoints."""
     _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
     remove_old(folder)
@@ -108,9 +107,7 @@ def remove_old(folder: Path) -> None:
             path.unlink()
 
 
-def save_best(
-    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
-) -> None:
+def save_best(folder: Path, step: int, tensors: Tensors, counters: dict[str, Any]) -> None:
     """Write `best.safetensors`: the model, and `counters` with its configuration's digest."""
     _write(folder / BEST, tensors, {"step": step, **counters})
 
@@ -129,7 +126,7 @@ class LoadedCheckpoint(NamedTuple):
     """A checkpoint, and the problems of newer ones that could not be read."""
 
     path: Path
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     counters: dict[str, Any]
     problems: list[str]
 
@@ -139,22 +136,20 @@ def load_newest(folder: Path) -> LoadedCheckpoint | None:
     problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            tensors, counters = read_checkpoint(path)
+            return LoadedCheckpoint(path, *read_checkpoint(path), problems)
         except ValueError as error:
             problems.append(str(error))
-            continue
-        return LoadedCheckpoint(path, tensors, counters, problems)
     if problems:
         raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
     return None
 
 
-def model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def model_tensors(tensors: Tensors) -> Tensors:
     """The model's tensors of a checkpoint, without the prefix `model.`."""
     return {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
 
 
-def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
+def load_model(path: Path, tensors: Tensors, model: nn.Module) -> None:
     """Load the parameters of a checkpoint; a checkpoint of another model raises."""
     own, found = model.state_dict(), model_tensors(tensors)
     wrong = misfit(own, found)
@@ -171,15 +166,12 @@ def read_header(path: Path) -> dict[str, Any]:
     return read_checkpoint(path, tensors=False)[1]
 
 
-def read_checkpoint(
-    path: Path, *, tensors: bool = True
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and counters of a checkpoint or of the best model."""
     found = read_sealed(path, tensors=tensors)
     if not found.sealed or HEADER not in found.metadata:
-        raise ValueError(
-            f"{path} is not a checkpoint of this version: it has no SHA-256 or no counters"
-        )
+        lacks = "it has no SHA-256 or no counters"
+        raise ValueError(f"{path} is not a checkpoint of this version: {lacks}")
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
@@ -193,7 +185,7 @@ def read_checkpoint(
     return found.tensors, counters
 
 
-def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+def _write(path: Path, tensors: Tensors, counters: dict[str, Any]) -> None:
     copies = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
@@ -201,11 +193,9 @@ def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> 
     write_whole(path, seal(copies, {HEADER: json.dumps(counters)}))
 
 
-def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+def load_optimizer(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> None:
     """Load the optimizer state of a checkpoint; in a sharded run, this process's shard of it."""
-    on_device = any(
-        group.get("capturable") or group.get("fused") for group in optimizer.param_groups
-    )
+    on_device = any(each.get("capturable") or each.get("fused") for each in optimizer.param_groups)
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
         found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -237,12 +227,10 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
         raise ValueError(f"the model needs at least {needed}, and this machine has {there}")
     torch.manual_seed(config.seed)
     model = _build(config, task)
-    is_language = isinstance(config.model, LanguageConfig)
-    if task.causal and not is_language and not getattr(model, "causal", True):
-        raise ValueError(
-            f"{task.name} needs a causal model, which reads from left to right:"
-            " its mixer must not be bidirectional"
-        )
+    may_look_ahead = isinstance(config.model, LanguageConfig) or not task.causal
+    if not may_look_ahead and not getattr(model, "causal", True):
+        reads = "which reads from left to right: its mixer must not be bidirectional"
+        raise ValueError(f"{task.name} needs a causal model, {reads}")
     return model
 
 

@@ -160,9 +160,8 @@ def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
     try:
         return RunConfig(**fit_fields(values, schema, where, needed=("task", "model")))
     except ValueError as error:
-        raise ValueError(
-            brief(error) if where in str(error) else f"{where}: {brief(error)}"
-        ) from error
+        named = "" if where in str(error) else f"{where}: "
+        raise ValueError(f"{named}{brief(error)}") from error
 
 
 def _check_sizes(values: dict[str, Any], inside: str) -> None:

@@ -51,7 +51,7 @@ def make_fabric(
     world = int(os.environ.get("WORLD_SIZE") or here)
     where = torch.device(device)
     one = [where.index] if where.type == "cuda" and ":" in device and here == 1 else here
-    precisions: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    kinds: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
     machines = max(1, world // here) if nodes is None else nodes
     # Buffers are averaged after each step (step.py). DDP would send them in a forward, which a
     # process without a batch to evaluate never runs.
@@ -64,13 +64,8 @@ def make_fabric(
         if here * machines == 1:
             raise ValueError("--sharded needs several processes: say --devices, or use torchrun")
         strategy = _sharded_strategy(here * machines)
-    fabric = Fabric(
-        accelerator=where.type,
-        devices=one,
-        num_nodes=machines,
-        strategy=strategy,
-        precision=precisions[precision],
-    )
+    how: Any = {"strategy": strategy, "precision": kinds[precision]}
+    fabric = Fabric(accelerator=where.type, devices=one, num_nodes=machines, **how)
     environment = getattr(fabric.strategy, "cluster_environment", None)
     no_launcher = isinstance(environment, LightningEnvironment) and not os.environ.get("NODE_RANK")
     if machines > 1 and no_launcher:  # the first process would wait for the others forever
@@ -180,9 +175,8 @@ def deterministic(*, enable: bool) -> Iterator[None]:
     except RuntimeError as error:
         if _CUBLAS in str(error):  # PyTorch reads the variable when cuBLAS is first used
             advice = f"set {_CUBLAS}=:4096:8 before its process starts, or train in a new one"
-            raise ValueError(
-                f"this process used cuBLAS before a deterministic run: {advice}"
-            ) from error
+            late = f"this process used cuBLAS before a deterministic run: {advice}"
+            raise ValueError(late) from error
         if _REFUSED not in str(error):
             raise
         operation = str(error).partition(_REFUSED)[0]

@@ -27,6 +27,7 @@ from dlrnn.models.pretrained import LARGEST_FILE, TOKENIZER
 from dlrnn.tasks import Batch, Task
 from dlrnn.tasks.pg19 import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.train.checkpoint import BEST, load_best, read_header
+from dlrnn.train.config import in_json
 from dlrnn.train.run_directory import RunDirectory
 from dlrnn.train.step import forward, held_out, scores
 
@@ -48,8 +49,7 @@ def best_step(folder: RunDirectory) -> int | None:
 
 def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
     """Write test.json: the test metrics (fractions) of the best checkpoint, made at this step."""
-    content = {"step": step, **metrics}
-    write_whole(path / TEST, (json.dumps(content, indent=1) + "\n").encode())
+    write_whole(path / TEST, in_json({"step": step, **metrics}).encode())
 
 
 def read_test(folder: RunDirectory) -> dict[str, float]:
@@ -98,7 +98,7 @@ def evaluate_run(
             figure.savefig(content, dpi=110)
             write_whole(picture, content.getvalue())
             result["pictures"].append(str(picture))
-        write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
+        write_whole(path / f"eval-{split}.json", in_json(result).encode())
         if split == "test":
             write_test(path, step, result["metrics"])
     except OSError as error:  # the metrics are still returned

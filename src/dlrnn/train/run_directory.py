@@ -39,7 +39,7 @@ from dlrnn.common.files import (
 )
 from dlrnn.common.untrusted import MOST_LINES, fit_fields, parse_json, read_bytes, read_json
 from dlrnn.models.pretrained import WEIGHTS
-from dlrnn.train.config import RunConfig, from_json
+from dlrnn.train.config import RunConfig, from_json, in_json
 
 WRITERS = ("tensorboard", "wandb", "none")
 CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
@@ -53,8 +53,6 @@ _RESULT = {
     **{"steps": int, "stopped": str, "seed": int, "parameters": int, "seconds": float},
     **{"seconds_from_step": int, "device": str},
 }
-
-
 APPENDED = (RECORDS, TIMING, SNAPSHOTS)
 
 
@@ -78,7 +76,7 @@ class RunDirectory:
         """
         folder = cls(path)
         check_links(folder.path)
-        files = {ENVIRONMENT: json.dumps(environment(), indent=1).encode(), **(files or {})}
+        files = {ENVIRONMENT: in_json(environment()).encode(), **(files or {})}
         if not folder._is_bare(files):
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another folder")
@@ -111,17 +109,14 @@ class RunDirectory:
         """An existing run."""
         path = Path(path)
         if not (path / CONFIG).is_file():
-            near = sorted(
-                other.parent.name for other in path.parent.glob(f"{path.name}-*/{CONFIG}")
-            )
+            near = sorted(each.parent.name for each in path.parent.glob(f"{path.name}-*/{CONFIG}"))
             hint = f"; beside it there is {', '.join(near)}" if near else ""
             if not path.exists():
                 raise ValueError(f"there is no folder {path}{hint}")
             below = [str(each.parent) for each in islice(path.rglob(CONFIG), 3)]
             there = f"; below it there is {', '.join(below)}" if below else ""
-            raise ValueError(
-                f"{path} is not the folder of a run: it has no {CONFIG}{there or hint}"
-            )
+            lacks = f"it has no {CONFIG}{there or hint}"
+            raise ValueError(f"{path} is not the folder of a run: {lacks}")
         if (path / WEIGHTS).is_file():
             raise ValueError(f"{path} is an exported model; name the run that it was made from")
         check_links(path)
@@ -131,7 +126,7 @@ class RunDirectory:
         """Add the environment to environment.json if it has changed; `anew` replaces all."""
         path = self.path / ENVIRONMENT
         if anew:
-            write_whole(path, json.dumps(environment(), indent=1).encode())
+            write_whole(path, in_json(environment()).encode())
             return
         try:
             content = parse_json(read_bytes(path), str(path))
@@ -141,8 +136,7 @@ class RunDirectory:
             return
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
-            content = {**first, "then": [*then, now]}
-            write_whole(path, json.dumps(content, indent=1).encode())
+            write_whole(path, in_json({**first, "then": [*then, now]}).encode())
 
     @property
     def config(self) -> RunConfig:
@@ -178,14 +172,13 @@ class RunDirectory:
         """Every line of records.jsonl; a truncated last line is ignored."""
         path, found = self.path / RECORDS, []
         lines = read_bytes(path, MOST_LINES).split(b"\n")[:-1] if path.exists() else []
+        known = {"step": int, "split": Literal["train", "validation", "test"]}
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
             try:
                 each = parse_json(line, where, nan=True)
-                known = {"step": int, "split": Literal["train", "validation", "test"]}
-                names = each if isinstance(each, dict) else ()
-                schema = {**{str(name): float for name in names}, **known}
-                record = fit_fields(each, schema, where, needed=known)
+                schema = dict.fromkeys(each, float) if isinstance(each, dict) else {}
+                record = fit_fields(each, schema | known, where, needed=known)
                 if record["split"] == "train" and "loss" not in record:
                     raise ValueError("it has no loss")
                 found.append(record)

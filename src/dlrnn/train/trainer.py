@@ -1,7 +1,6 @@
 """The training loop, the same for all tasks and models."""
 
 import hashlib
-import json
 import math
 import sys
 import time
@@ -35,7 +34,7 @@ from dlrnn.train.checkpoint import (
     save_checkpoint,
     state_tensors,
 )
-from dlrnn.train.config import RunConfig
+from dlrnn.train.config import RunConfig, in_json
 from dlrnn.train.distributed import deterministic, is_sharded, make_fabric, stop_requests
 from dlrnn.train.early_stopping import constant_level, should_stop, stop_reason
 from dlrnn.train.run_directory import (
@@ -119,7 +118,6 @@ def train(
         task, model = prepared(config)
     if early_stop and task.less_is_better:
         raise ValueError(f"--early-stop needs a metric that ends at 1; {task.name} has a loss")
-    options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}
     with ExitStack() as stack:
         if fabric.is_global_zero:
             files = task.files() if begins else {}
@@ -132,6 +130,7 @@ def train(
                 folder.note_environment(anew=not checkpoints(folder.path))
         fabric.barrier()
         stack.enter_context(deterministic(enable=config.deterministic))
+        options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}
         return Trainer(folder, config, fabric, task, model, stack=stack, **options).run()
 
 
@@ -283,8 +282,7 @@ class Trainer:
         result = self._result(done, time.perf_counter() - began)
         if self.rank_zero:
             remove_old(self.folder.path)
-            content = json.dumps(result, indent=1) + "\n"
-            write_whole(self.folder.path / RESULT, content.encode())
+            write_whole(self.folder.path / RESULT, in_json(result).encode())
         self.fabric.barrier()
         if stops or (alone and self.stop_requests):  # the caller must not start another run
             raise KeyboardInterrupt
@@ -348,10 +346,8 @@ class Trainer:
     def _checkpoint(self, step: int) -> None:
         """Write a checkpoint; between two records of the loss it holds the sum since the last."""
         if self.task.digest() != self.identity["data"]:
-            raise ValueError(
-                "the set of data was changed while the run read it: no checkpoint was written;"
-                " begin a new run"
-            )
+            changed = "the set of data was changed while the run read it"
+            raise ValueError(f"{changed}: no checkpoint was written; begin a new run")
         tensors = state_tensors(self.module, self.module_optimizer, keep=self.rank_zero)
         if self.rank_zero:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
@@ -387,7 +383,8 @@ class Trainer:
         if later is not None and self._is_better(later["value"], best["value"]):
             best = later
         level = None if steps == self.config.steps else constant_level(self.evaluations, steps)
-        stopped = "" if level is None else stop_reason(self.task.metric, level)
+        stopped = {} if level is None else {"stopped": stop_reason(self.task.metric, level)}
+        on_gpu = self.device.type == "cuda"
         return {
             "task": self.task.name,
             "metric": self.task.metric,
@@ -395,14 +392,12 @@ class Trainer:
             "best": best["value"],
             "best_step": best["step"],
             "steps": steps,
-            **({"stopped": stopped} if stopped else {}),
+            **stopped,
             "seed": self.config.seed,
             "parameters": self.parameters,
             "seconds": round(seconds, 3),
             "seconds_from_step": self.start,
-            "device": torch.cuda.get_device_name(self.device)
-            if self.device.type == "cuda"
-            else "cpu",
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
         }
 
 
@@ -412,6 +407,5 @@ def _divergence(step: int) -> Iterator[None]:
     try:
         yield
     except NotFiniteError as error:
-        raise FloatingPointError(
-            f"step {step}: the run has diverged ({error}), and {DIVERGED}"
-        ) from error
+        sentence = f"step {step}: the run has diverged ({error}), and {DIVERGED}"
+        raise FloatingPointError(sentence) from error
