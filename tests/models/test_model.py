@@ -124,12 +124,6 @@ def test_the_network_equals_its_definition():
         assert_close(model(x), expected, 1e-12)
 
 
-def test_pre_and_post_norm_have_their_layer_norms():
-    pre, post = (make(ModelConfig("attention", d_model=8, norm=n)) for n in ("pre", "post"))
-    assert isinstance(pre.norm, nn.LayerNorm)
-    assert isinstance(post.norm, nn.Identity)
-
-
 def test_tokens_are_embedded():
     model = make(SMALL[0], d_input=None, vocabulary=11)
     tokens = torch.randint(11, (2, 9), device=DEVICE)

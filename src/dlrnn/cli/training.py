@@ -300,12 +300,17 @@ def _recorded(folder: Path) -> dict[str, str]:
         warn(f"dlrnn recipes: {problem}")
     tables = make_tables([results])
     cells = [cell for table in tables for cell in table.cells.values()]
-    return {
-        cell.recipe: " / ".join(
-            our_number(seeds) + "*" * (not seeds.is_comparable) for seeds in cell.ours.values()
-        )
-        for cell in cells
-    }
+    found = {}
+    for cell in cells:
+        numbers = [our_number(each) + "*" * (not each.is_comparable) for each in cell.ours.values()]
+        found[cell.recipe] = " / ".join(numbers)
+    return found
+
+
+def _options_of_runs(given: argparse.Namespace) -> dict[str, Any]:
+    """What `reproduce` and `sweep` have in common."""
+    same = {name: getattr(given, name) for name in ("scale", "out", "early_stop")}
+    return {**same, "seeds": range(given.seeds), "device": resolve(given.device)}
 
 
 def _reproduce(given: argparse.Namespace) -> int:
@@ -313,14 +318,7 @@ def _reproduce(given: argparse.Namespace) -> int:
     from dlrnn.paper.numbers import short
 
     rows = recipes.reproduce(
-        given.table,
-        only=given.only,
-        scale=given.scale,
-        seeds=range(given.seeds),
-        out=given.out,
-        device=resolve(given.device),
-        early_stop=given.early_stop,
-        show=not given.json,
+        given.table, only=given.only, show=not given.json, **_options_of_runs(given)
     )
     lines = [
         {
@@ -349,13 +347,9 @@ def _sweep(given: argparse.Namespace) -> int:
     rows = sweep(
         given.recipes,
         overrides=given.overrides,
-        seeds=range(given.seeds),
         jobs=given.jobs,
         slurm=given.slurm,
-        scale=given.scale,
-        out=given.out,
-        device=resolve(given.device),
-        early_stop=given.early_stop,
+        **_options_of_runs(given),
     )
     if given.json:
         print_json(rows)
