@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from dlrnn.common.files import naming, write_whole
 from dlrnn.common.untrusted import (
     check_import,
-    fit,
+    fit_fields,
     naming_file,
     parse_json,
     read_bytes,
@@ -50,27 +50,20 @@ class _BestSoFar:
     step: int
 
 
-@dataclass(frozen=True)
-class _CheckpointHeader:
-    step: int
-    records: int  # bytes of records.jsonl
-    records_sha256: str
-    snapshots: int  # bytes of snapshots.jsonl
-    best: _BestSoFar
-    last: dict[str, float]
-    config: str
-    data: str | None
-    logged: int | None = None  # the last step whose loss is recorded, if it is not `step`
-    loss_sum: float | None = None
-
-
-@dataclass(frozen=True)
-class _BestHeader:
-    step: int
-    config: str
-    metric: str
-    value: float
-    files: dict[str, str]  # SHA-256 of the files that belong to the model: a tokenizer
+_COUNTERS: dict[str, Any] = {
+    **{"step": int, "config": str, "data": str | None, "last": dict[str, float]},
+    **{"best": _BestSoFar, "records_sha256": str},
+    **{"records": int, "snapshots": int},  # bytes of records.jsonl and snapshots.jsonl
+    **{"logged": int, "loss_sum": float},  # since the last record, if that was before `step`
+}
+_BEST_COUNTERS = {
+    "step": int,
+    "config": str,
+    "metric": str,
+    "value": float,
+    "files": dict[str, str],
+}
+"""`files` are SHA-256 of the files that belong to the model: a tokenizer."""
 
 
 def state_tensors(
@@ -175,10 +168,11 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[Tensors, dict[
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
-        return found.tensors, asdict(fit(values, _BestHeader, where))
-    counters = asdict(fit(values, _CheckpointHeader, where))
-    if counters["logged"] is None:
-        counters |= {"logged": counters["step"], "loss_sum": 0.0}
+        return found.tensors, fit_fields(values, _BEST_COUNTERS, where)
+    needed = _COUNTERS.keys() - {"logged", "loss_sum"}
+    counters = fit_fields(values, _COUNTERS, where, needed=needed)
+    counters = {"logged": counters["step"], "loss_sum": 0.0, **counters}
+    counters["best"] = asdict(counters["best"])
     fits = 0 <= counters["logged"] <= counters["step"] == step_of(path)
     if not fits or min(counters["records"], counters["snapshots"], counters["best"]["step"]) < 0:
         raise ValueError(f"{where} has counters that do not fit each other or the file's name")

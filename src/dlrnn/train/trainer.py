@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -205,13 +205,12 @@ class Trainer:
             stack.callback(self.writer.close)
 
     def _open_files(self, counters: dict[str, Any], stack: ExitStack) -> None:
-        digest = counters["records_sha256"]
-        self.records = JsonLines(self.folder.path / RECORDS, counters["records"], digest)
-        stack.callback(self.records.close)
-        self.timing = JsonLines(self.folder.path / TIMING, None if self.start else 0)
-        stack.callback(self.timing.close)
-        self.snapshots = JsonLines(self.folder.path / SNAPSHOTS, counters["snapshots"])
-        stack.callback(self.snapshots.close)
+        def opened(name: str, length: int | None, digest: str | None = None) -> JsonLines:
+            return stack.enter_context(closing(JsonLines(self.folder.path / name, length, digest)))
+
+        self.records = opened(RECORDS, counters["records"], counters["records_sha256"])
+        self.timing = opened(TIMING, None if self.start else 0)
+        self.snapshots = opened(SNAPSHOTS, counters["snapshots"])
 
     def _check_identity(self, checkpoint: LoadedCheckpoint) -> None:
         """Refuse a checkpoint of another configuration, other data, or a later step."""
