@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partialmethod
 
 import pytest
 import torch
@@ -72,40 +73,62 @@ def test_doctor_reports_a_broken_op(capsys, monkeypatch):
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_bench_layer(capsys):
-    small = ["--batch", "1", "--d-model", "3", "--d-state", "8", "--length", "50", "--repeats", "2"]
-    assert main(["bench", "layer", *small, "--device", "cpu", "--json"]) == 0
+def wrong_step(layer, right, x, state=None):
+    return right(layer, 1.001 * x, state)
+
+
+LAYER = "layer --batch 1 --d-model 3 --d-state 8 --length 50 --repeats 2"
+BENCHES = {
+    LAYER: "times as fast as the paper's listing",
+    "kernel --d-model 2 --d-state 4 --length 5000": "log_lambda_im",
+    "step --d-model 2 --d-state 4 --steps 20": "a step takes",
+    "layer --all --factor 256 --repeats 1": "ceiling",
+    "conv --factor 256 --repeats 1": "ceiling",
+}
+
+
+@pytest.mark.parametrize("what", BENCHES)
+def test_bench_prints_json_or_a_table(what, capsys):
+    command = ["bench", *what.split(), "--device", "cpu"]
+    assert main([*command, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["case"] == {"B": 1, "H": 3, "N": 8, "L": 50}
-    assert result["dlrnn"]["error"] < 1e-5
-    assert result["listing"]["ms"] > 0
-    assert main(["bench", "layer", *small, "--device", "cpu"]) == 0
-    assert "times as fast as the paper's listing" in capsys.readouterr().out
+    if what == LAYER:
+        assert result["case"] == {"B": 1, "H": 3, "N": 8, "L": 50}
+        assert result["dlrnn"]["error"] < 1e-5
+        assert result["listing"]["ms"] > 0
+    elif what.startswith("kernel"):
+        assert max(result["errors"].values()) < 1e-5 < result["naive"]
+    elif what.startswith("step"):
+        assert result["first_us"] > 0
+    else:  # at the paper's sizes
+        assert len(result["cases"]) >= 7
+        for row in result["cases"]:
+            assert row["torch"] > 0
+            assert row["torch error"] < 1e-5
+            assert not {"goal", "authors"} & row.keys()  # of other sizes
+    assert main(command) == 0
+    assert BENCHES[what] in capsys.readouterr().out
 
 
-def test_bench_gives_no_time_of_a_wrong_answer(capsys, monkeypatch):
-    small = ["--d-state", "8", "--length", "50", "--device", "cpu"]
-    for case in ("layer", "kernel"):
-        with monkeypatch.context() as patch:
-            patch.setattr("dlrnn.bench.layer.TOLERANCE", 0.0)
-            assert main(["bench", case, *small]) == 1
-        captured = capsys.readouterr()
-        assert "errors above" in captured.err
-        assert captured.out == ""
-
-
-def test_bench_reports_an_error_of_every_precision(capsys, monkeypatch):
-    only_first = lambda u, right, left, skip: u * (right[:, 0] + skip)  # noqa: E731
-    monkeypatch.setattr("dlrnn.ops.convolution", only_first)
-    assert main(["bench", "layer", "--d-state", "8", "--length", "50", "--device", "cpu"]) == 1
-    assert "errors above" in capsys.readouterr().err
-
-
-def test_bench_step_reports_a_wrong_step(capsys, monkeypatch):
-    step = DLR.step
-    monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
-    assert main(["bench", "step", "--d-state", "4", "--steps", "20", "--device", "cpu"]) == 1
-    assert "errors above" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("what", "name", "wrong"),
+    [
+        ("layer --length 50", "dlrnn.bench.layer.TOLERANCE", 0.0),
+        ("kernel --length 50", "dlrnn.bench.layer.TOLERANCE", 0.0),
+        (
+            "layer --length 50",
+            "dlrnn.ops.convolution",
+            lambda u, right, left, skip: u * (right[:, 0] + skip),
+        ),
+        ("step --steps 20", "dlrnn.nn.DLR.step", partialmethod(wrong_step, DLR.step)),
+    ],
+)
+def test_bench_gives_no_time_of_a_wrong_answer(what, name, wrong, capsys, monkeypatch):
+    monkeypatch.setattr(name, wrong)
+    assert main(["bench", *what.split(), "--d-state", "8", "--device", "cpu"]) == 1
+    captured = capsys.readouterr()
+    assert "errors above" in captured.err
+    assert captured.out == ""
 
 
 def test_nan_fails_the_accuracy_check():
@@ -128,15 +151,6 @@ def test_bench_measures_the_memory_of_the_listing():
     at_least = 256 * 2048 * 8 / 2**20  # P alone
     assert result["listing"]["extra_mib"] > at_least
     assert result["dlrnn"]["extra_mib"] < at_least
-
-
-def test_bench_kernel(capsys):
-    small = ["--d-model", "2", "--d-state", "4", "--length", "5000", "--device", "cpu"]
-    assert main(["bench", "kernel", *small, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert max(result["errors"].values()) < 1e-5 < result["naive"]
-    assert main(["bench", "kernel", *small]) == 0
-    assert "log_lambda_im" in capsys.readouterr().out
 
 
 def test_bench_tables(capsys, monkeypatch):
@@ -218,14 +232,6 @@ def test_bench_lengths_in_bf16():
         assert least < lengths.error_of(lengths.LayerCall(layer, bf16=bf16), x, dy) <= most
 
 
-def test_bench_step(capsys):
-    small = ["--d-model", "2", "--d-state", "4", "--steps", "20", "--device", "cpu"]
-    assert main(["bench", "step", *small, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["first_us"] > 0
-    assert main(["bench", "step", *small]) == 0
-    assert "a step takes" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------------------------- layers
 
 
@@ -271,8 +277,7 @@ def test_doctor_of_a_layer_that_gives_zeros(tmp_path, capsys):
 
 def test_doctor_reports_a_layer_that_does_not_stream(tmp_path, capsys, monkeypatch):
     save_model(DLR(4, 6), tmp_path / "model.safetensors")
-    step = DLR.step
-    monkeypatch.setattr(DLR, "step", lambda self, x, state=None: step(self, 1.001 * x, state))
+    monkeypatch.setattr(DLR, "step", partialmethod(wrong_step, DLR.step))
     assert main(["doctor", str(tmp_path / "model.safetensors"), "--length", "50"]) == 1
     assert "FAILED" in capsys.readouterr().out
 
@@ -370,15 +375,16 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds none" in check("empty")
-    assert "'0' is not a whole number of at least 1" in sentence(
-        capsys, "bench", "layer", "--length", "0"
-    )
-    assert "there is no device 'gpu': say cpu or cuda" in sentence(
-        capsys, "doctor", "--device", "gpu"
-    )
-    assert "device 'mps' is not supported" in sentence(capsys, "doctor", "--device", "mps")
-    assert "invalid choice: 'bnch'" in sentence(capsys, "bnch")
-    assert "unrecognized arguments: --jsn" in sentence(capsys, "doctor", "--jsn")
+    for command, said in (
+        ("bench layer --length 0", "'0' is not a whole number of at least 1"),
+        ("bench layer --tiny --d-state 8", "leave out --d-state"),
+        ("bench layer --factor 16 --device cpu", "--factor belongs to --all"),
+        ("doctor --device gpu", "there is no device 'gpu': say cpu or cuda"),
+        ("doctor --device mps", "device 'mps' is not supported"),
+        ("bnch", "invalid choice: 'bnch'"),
+        ("doctor --jsn", "unrecognized arguments: --jsn"),
+    ):
+        assert said in sentence(capsys, *command.split())
     assert main([]) == 2
     assert "train" in capsys.readouterr().out  # the list of commands
     if not torch.cuda.is_available():
@@ -394,16 +400,6 @@ def test_a_closed_pipe_ends_a_command_silently(arguments):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_the_tiny_measurement_takes_no_sizes(capsys):
-    assert main(["bench", "layer", "--tiny", "--d-state", "8"]) == 2
-    assert "leave out --d-state" in capsys.readouterr().err
-
-
-def test_factor_needs_all_sizes(capsys):
-    assert main(["bench", "layer", "--factor", "16", "--device", "cpu"]) == 2
-    assert "--factor belongs to --all and --eager" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
@@ -443,12 +439,9 @@ def test_a_closed_stdout_is_ignored():
 
 
 def test_python_dash_m_runs_the_command():
-    code = (
-        "import subprocess, sys\n"
-        "print(subprocess.run([sys.executable, '-m', 'dlrnn', '--version'],"
-        " capture_output=True, text=True).stdout)"
-    )
-    assert "dlrnn 0." in run_python(code)
+    command = [sys.executable, "-m", "dlrnn", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "dlrnn 0." in done.stdout
 
 
 def test_tasks_lists_and_draws_tasks(capsys, tmp_path):
@@ -512,20 +505,6 @@ def test_data_builds_verifies_and_lists_sets(capsys, tmp_path, monkeypatch):
         assert printed.out == ""
         assert len(printed.err.splitlines()) == 1
         assert text in printed.err
-
-
-@pytest.mark.parametrize("what", ["layer --all --factor 256", "conv --factor 256"])
-def test_bench_at_the_paper_s_sizes(what, capsys):
-    command = ["bench", *what.split(), "--device", "cpu", "--repeats", "1"]
-    assert main([*command, "--json"]) == 0
-    cases = json.loads(capsys.readouterr().out)["cases"]
-    assert len(cases) >= 7
-    for row in cases:
-        assert row["torch"] > 0
-        assert row["torch error"] < 1e-5
-        assert not {"goal", "authors"} & row.keys()  # of other sizes
-    assert main(command) == 0
-    assert "ceiling" in capsys.readouterr().out
 
 
 def test_bench_of_eager_calls(capsys, monkeypatch):

@@ -15,7 +15,7 @@ from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
 from dlrnn.tasks.atomic import Shift
 from dlrnn.train import RunDirectory, evaluation
 from dlrnn.train.checkpoint import read_header, save_best
-from dlrnn.train.evaluation import draw_curves, draw_images, read_test
+from dlrnn.train.evaluation import draw, read_test
 
 SMALL = ["--scale", "tiny", "--steps", "4", "--batch_size", "2", "--eval_batches", "1"]
 WHERE = ["--writer", "none", "--device", DEVICE.type]
@@ -57,6 +57,14 @@ class Demanding(Narrow):
 """
 
 
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of a user's mixers."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
 @pytest.mark.parametrize(
     ("mixer", "status", "said"),
     [
@@ -66,11 +74,8 @@ class Demanding(Narrow):
         ("Demanding", 2, "Demanding.forward needs lengths, and may be given x alone: make it "),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
-def test_errors_in_a_users_mixer_name_its_line(mixer, status, said, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+@pytest.mark.usefixtures("unchecked", "mine")
+def test_errors_in_a_users_mixer_name_its_line(mixer, status, said, tmp_path, capsys):
     assert train(tmp_path / "run", "--model.mixer", f"mine.{mixer}") == status
     [line] = [each for each in capsys.readouterr().err.splitlines() if "dlrnn train: " in each]
     assert line.startswith(f"dlrnn train: {said}")
@@ -90,19 +95,26 @@ def test_another_task_does_not_inherit_settings(tmp_path, capsys):
 
 
 def test_several_nodes_need_a_launcher(tmp_path, capsys):
-    said = sentence(capsys, "train", "table1/shift/dlr-1", "--nodes", "2", "--out", f"{tmp_path}/a")
+    said = refused(capsys, tmp_path / "a", "--nodes", "2")
     assert said.endswith("torchrun --nnodes 2 ..., or srun")
 
 
 def sentence(capsys, *arguments):
     """The one line that a wrong command prints, with exit status 2."""
     capsys.readouterr()
-    assert main(list(arguments)) == 2
+    assert main(list(map(str, arguments))) == 2
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("dlrnn ")]
     assert len(lines) == 1, captured.err
     assert "Traceback" not in captured.err
     return lines[0]
+
+
+def refused(capsys, out, *wrong, recipe="table1/shift/dlr-1"):
+    """The one line that a wrong `dlrnn train` prints; it makes no folder."""
+    said = sentence(capsys, "train", recipe, *SMALL, "--out", out, *WHERE, *wrong)
+    assert not out.exists()
+    return said
 
 
 def test_train_prints_the_result(tmp_path, capsys):
@@ -119,35 +131,39 @@ def test_train_prints_the_result(tmp_path, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
 
 
+README_MIXER = """
+import torch
+
+
+class MyLayer(torch.nn.Module):
+    def __init__(self, d_model, taps=4):
+        super().__init__()
+        self.taps = torch.nn.Conv1d(d_model, d_model, taps, groups=d_model)
+        self.mix = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        past = torch.nn.functional.pad(x.mT, (self.taps.kernel_size[0] - 1, 0))
+        return self.mix(torch.nn.functional.gelu(self.taps(past).mT))
+"""
+
+
 def test_a_users_mixer_trains(tmp_path, monkeypatch, capsys):
     """The example of the README."""
-    (tmp_path / "readers_package.py").write_text(
-        "import torch\n\n\n"
-        "class MyLayer(torch.nn.Module):\n"
-        "    def __init__(self, d_model, taps=4):\n"
-        "        super().__init__()\n"
-        "        self.taps = torch.nn.Conv1d(d_model, d_model, taps, groups=d_model)\n"
-        "        self.mix = torch.nn.Linear(d_model, d_model)\n\n"
-        "    def forward(self, x):\n"
-        "        past = torch.nn.functional.pad(x.mT, (self.taps.kernel_size[0] - 1, 0))\n"
-        "        return self.mix(torch.nn.functional.gelu(self.taps(past).mT))\n"
-    )
+    (tmp_path / "readers_package.py").write_text(README_MIXER)
     monkeypatch.chdir(tmp_path)
     options = ["--model.mixer", "readers_package.MyLayer", "--model.mixer_options.taps", "3"]
     assert train(tmp_path / "own", *options) == 0
     told = capsys.readouterr()
     assert "R2" in told.out
-    assert (
-        "readers_package.MyLayer does not inherit the settings of dlr (d_state, dt_min, dt_max)"
-        in told.err
-    )
+    note = "readers_package.MyLayer does not inherit the settings of dlr (d_state, dt_min, dt_max)"
+    assert note in told.err
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (["--stepps", "3"], "train: there is no setting --stepps: did you mean --steps?"),
-        (["--steps", "few"], "train: --steps takes a whole number, not 'few'"),
+        (["--steps", "few"], "train: --steps must be a whole number, not 'few'"),
         (["extra"], "unrecognized arguments: extra"),
         (["--model.mixer_options.bidirectional", "true"], "from left to right"),
         (["--task.settings.length", "17"], "multiple of the 8 copies"),
@@ -156,17 +172,10 @@ def test_a_users_mixer_trains(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_wrong_settings_make_no_folder(wrong, said, tmp_path, capsys):
-    command = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
-    assert said in sentence(capsys, *command, *wrong)
-    assert not (tmp_path / "a").exists()
+    assert said in refused(capsys, tmp_path / "a", *wrong)
 
 
-def test_a_mixer_that_cannot_ignore_padding_makes_no_folder(tmp_path, capsys, monkeypatch):
-    (tmp_path / "no_lengths.py").write_text(
-        "import torch\n\n\nclass MyLayer(torch.nn.Linear):\n"
-        "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_mixer_that_cannot_ignore_padding_makes_no_folder(mine, tmp_path, capsys, monkeypatch):
     batch = ListOpsSubTrees.sample
 
     def padded(self, *arguments, **options):
@@ -174,18 +183,16 @@ def test_a_mixer_that_cannot_ignore_padding_makes_no_folder(tmp_path, capsys, mo
         return made._replace(lengths=torch.full(made.inputs.shape[:1], made.inputs.shape[1]))
 
     monkeypatch.setattr(ListOpsSubTrees, "sample", padded)
-    mixer = ["--model.mixer", "no_lengths.MyLayer"]
-    run = ["train", "table3/listops-subtrees/dlr", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
-    said = sentence(capsys, *run, *mixer)
-    assert "it takes no lengths=; make it MyLayer.forward(self, x, *, lengths=None)" in said
-    assert not (tmp_path / "a").exists()
+    mixer, recipe = ("--model.mixer", "mine.Narrow"), "table3/listops-subtrees/dlr"
+    said = refused(capsys, tmp_path / "a", *mixer, recipe=recipe)
+    assert "it takes no lengths=; make it Narrow.forward(self, x, *, lengths=None)" in said
 
 
 def test_wrong_sweeps_begin_nothing(tmp_path, capsys):
-    command = ["sweep", "table1/cum*/dlr-1", "--out", str(tmp_path / "a"), *WHERE[2:]]
+    command = ["sweep", "table1/cum*/dlr-1", "--out", tmp_path / "a", *WHERE[2:]]
     for wrong, said in (
         (["--stepz", "5"], "did you mean --steps"),
-        (["--steps", "abc"], "--steps takes a whole number, not 'abc'"),
+        (["--steps", "abc"], "--steps must be a whole number, not 'abc'"),
         (["--seed", "3"], "a sweep has --seeds N"),
         (["--seed=3"], "a sweep has --seeds N"),
     ):
@@ -208,31 +215,25 @@ def test_a_sweep_notes_once_what_a_mixer_does_not_inherit(tmp_path, capsys, monk
 
 
 def test_wrong_runs_raise(done, tmp_path, capsys):
-    again = ["train", "table1/shift/dlr-1", *SMALL, "--out", str(done), *WHERE]
-    assert "holds a run that is complete" in sentence(capsys, *again)
-    said = sentence(capsys, "train", "--resume", str(done.parent))
-    assert said.endswith(
-        f"is not the folder of a run: it has no config.json; below it there is {done}"
-    )
-    gone = ["train", "--resume", str(tmp_path / "nowhere")]
-    assert f"there is no folder {tmp_path / 'nowhere'}" in sentence(capsys, *gone)
-    assert "did you mean" in sentence(capsys, "train", "table1/shift/dlr-9")
-    several = "table1/shift is several recipes: table1/shift/dlr-1, table1/shift/dss-1,"
-    assert several in sentence(capsys, "train", "table1/shift")
-    assert "`dlrnn sweep` trains several recipes" in sentence(capsys, "train", "table1/*/dlr-1")
-    assert "name a recipe" in sentence(capsys, "train")
-    assert "begin a new run" in sentence(
-        capsys, "train", "--resume", str(done), "--steps", "9", *WHERE
-    )
-    copy = tmp_path / "copy"
-    shutil.copytree(done, copy)
-    (copy / "result.json").unlink()
-    for path in copy.glob("step-*"):
+    copy, torn = (shutil.copytree(done, tmp_path / name) for name in ("copy", "torn"))
+    for path in torn.glob("step-*"):
         path.write_bytes(path.read_bytes()[:100])
-    said = sentence(capsys, "train", "--resume", str(copy), *WHERE)
-    assert "is damaged" in said
-    (copy / "best.safetensors").unlink()
-    assert "there is no such file" in sentence(capsys, "eval", str(copy), *WHERE[2:])
+    (torn / "result.json").unlink()
+    (torn / "best.safetensors").unlink()
+    several = "table1/shift is several recipes: table1/shift/dlr-1, table1/shift/dss-1,"
+    for said, *command in (
+        ("a run that is complete", "train", "table1/shift/dlr-1", *SMALL, "--out", copy, *WHERE),
+        (f"has no config.json; below it there is {done}", "train", "--resume", done.parent),
+        (f"there is no folder {tmp_path}/nowhere", "train", "--resume", tmp_path / "nowhere"),
+        ("did you mean", "train", "table1/shift/dlr-9"),
+        (several, "train", "table1/shift"),
+        ("`dlrnn sweep` trains several recipes", "train", "table1/*/dlr-1"),
+        ("name a recipe", "train"),
+        ("begin a new run", "train", "--resume", copy, "--steps", "9", *WHERE),
+        ("is damaged", "train", "--resume", torn, *WHERE),
+        ("there is no such file", "eval", torn, *WHERE[2:]),
+    ):
+        assert said in sentence(capsys, *command)
 
 
 def test_doctor_reads_the_best_model_of_a_run(done, capsys):
@@ -285,25 +286,20 @@ def test_a_run_with_a_similar_name_is_suggested(done, tmp_path, capsys):
     assert "; beside it there is seed-0-951a2bf6" in capsys.readouterr().err
 
 
-def test_eval_reports_listops_by_height_and_operator(tmp_path, capsys):
-    assert train(tmp_path / "run", recipe="table3/listops-subtrees/dlr") == 0
-    capsys.readouterr()
-    assert main(["eval", str(tmp_path / "run"), *WHERE[2:]]) == 0
-    out = capsys.readouterr().out
-    assert "by height" in out
-    assert "MED" in out
-
-
-def test_eval_draws_segmentations(tmp_path):
-    assert train(tmp_path / "run", recipe="table3/pathfinder-segmentation-128/dlr") == 0
-    assert main(["eval", str(tmp_path / "run"), *WHERE[2:]]) == 0
-    assert (tmp_path / "run" / "eval-test.png").stat().st_size > 5000
+def test_eval_reports_listops_by_height_and_operator_and_draws_segmentations(tmp_path, capsys):
+    for recipe in ("listops-subtrees", "pathfinder-segmentation-128"):
+        run = tmp_path / recipe
+        assert train(run, recipe=f"table3/{recipe}/dlr") == 0
+        assert main(["eval", str(run), *WHERE[2:]]) == 0
+        out = capsys.readouterr().out
+        assert ("by height" in out and "MED" in out) == (recipe == "listops-subtrees")
+    assert (run / "eval-test.png").stat().st_size > 5000
 
 
 def test_pictures_show_inputs_targets_and_predictions():
     images = PathfinderSegmentation(resolution=32)
     batch, logits = images.sample(4), torch.randn(4, 32 * 32, 3)
-    shown = [axes.images[0].get_array() for axes in draw_images(images, batch, logits).axes]
+    shown = [axes.images[0].get_array() for axes in draw(images, batch, logits).axes]
     rows = batch.inputs[..., 0], batch.targets, logits.argmax(-1)
     wanted = [values[k].view(32, 32) for values in rows for k in range(4)]
     assert all((torch.tensor(have) == want).all() for have, want in zip(shown, wanted, strict=True))
@@ -311,7 +307,7 @@ def test_pictures_show_inputs_targets_and_predictions():
     curves = Shift(length=16, copies=2)
     batch = curves.sample(4)
     output = torch.randn(4, curves.output_length + 5, curves.d_output)
-    axes = draw_curves(curves, batch, output).axes
+    axes = draw(curves, batch, output).axes
     for k in range(4):
         for place, values in ((k, batch.targets[k]), (4 + k, output[k, -curves.output_length :])):
             lines = np.stack([line.get_ydata() for line in axes[place].lines], axis=1)
@@ -327,12 +323,9 @@ def test_test_metrics_belong_to_the_evaluated_model(done, tmp_path, monkeypatch)
     original = evaluation.scores
 
     def meanwhile(*given):
-        told = {
-            "config": read_header(run / "best.safetensors")["config"],
-            "metric": "R2",
-            "files": {},
-        }
-        save_best(run, before + 1000, {}, {**told, "value": 1.0})
+        config = read_header(run / "best.safetensors")["config"]
+        told = {"config": config, "metric": "R2", "files": {}, "value": 1.0}
+        save_best(run, before + 1000, {}, told)
         return original(*given)
 
     monkeypatch.setattr(evaluation, "scores", meanwhile)
@@ -385,8 +378,7 @@ def test_imported_data_can_be_trained_on(name, made, tmp_path, capsys):
     folder = str(tmp_path / "set")
     assert main(["data", "import", name, str(made(tmp_path / "source")), "--out", folder]) == 0
     assert main(["data", "verify", folder]) == 0
-    missing = ["train", f"table4/{name}/dlr", *SMALL, "--out", str(tmp_path / "a"), *WHERE]
-    assert "there is no" in sentence(capsys, *missing)
+    assert "there is no" in refused(capsys, tmp_path / "a", recipe=f"table4/{name}/dlr")
     settings = ["--task.settings.folder", folder, "--task.settings.length", "32"]
     assert train(tmp_path / "run", *settings, recipe=f"table4/{name}/dlr") == 0
     assert "accuracy" in capsys.readouterr().out

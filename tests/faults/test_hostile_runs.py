@@ -321,7 +321,7 @@ def test_python_needs_trust_too(user_run, base):
 
 # ---------------------------------------------------------------------------------- current folder
 
-SHADOWS = ("torch", "numpy", "json", "rich", "jsonargparse", "safetensors", "dlrnn")
+SHADOWS = ("torch", "numpy", "json", "rich", "safetensors", "dlrnn")
 
 
 def shadowed(folder, *given):

@@ -1,11 +1,9 @@
 """The language model: the paper's sizes, its definition, streaming, the loss, generation."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from streaming import assert_streams
 from support import DEVICE, assert_close, gradients
 from torch import nn
 from torch.nn import functional as F
@@ -15,18 +13,12 @@ from dlrnn.models.language import (
     LanguageModel,
     generate,
     likely,
-    next_token_loss,
+    token_losses,
 )
 from dlrnn.nn import param_groups
 
 SIZES = {"d_model": 6, "d_state": 4, "d_embedding": 5, "d_ff": 7, "vocabulary": 23, "layers": 2}
 SMALL = SIZES | {"kernel_length": 11, "heads": 2, "d_head": 8, "experts": 3}
-STREAMS = [
-    {"mixer": mixer, "norm": norm, **experts}
-    for mixer in ("dlr", "attention")
-    for norm in ("pre", "post")
-    for experts in ({"router": "threshold"}, {"experts": 1})
-]
 
 
 def make(**options):
@@ -68,13 +60,6 @@ def test_parameter_counts_of_table_5(paper, mixer, experts, have):
     rounded, cut = f"{have / 1e6:.0f}M", f"{have // 10**6}M"
     shown = {"36M": rounded, "318M": cut, "312M": cut, "1.2B": f"{have / 1e9:.1f}B"}
     assert shown[paper] == paper
-
-
-def test_heads_of_64_are_wider_than_the_model():
-    """8 heads of 48, H together, would give 315.8M with 16 experts, 318M in the paper."""
-    with torch.device("meta"):
-        narrow = LanguageModel(LanguageConfig(mixer="attention", d_head=48))
-    assert round(sum(p.numel() for p in narrow.parameters()) / 1e6) == 316
 
 
 # ---------------------------------------------------------------------------------- definition
@@ -131,48 +116,15 @@ def test_dlr_is_linear_and_the_embedding_is_tied():
     assert fresh(torch.arange(50)[None]).std() < 2
 
 
-def test_only_the_top_router_is_not_causal():
-    tokens = words(8, 12)
-    changed = tokens.clone()
-    changed[:, 6:] = words(8, 6)
-    for mixer in ("dlr", "attention"):
-        for options in ({"router": "top"}, {"router": "threshold"}, {"experts": 1}):
-            model = make(mixer=mixer, **options)
-            same = (model(tokens) - model(changed))[:, :6].abs().max() < 1e-9
-            assert model.causal == bool(same) == (options != {"router": "top"})
-
-
-# ---------------------------------------------------------------------------------- streaming
-
-
-@pytest.mark.parametrize("options", STREAMS, ids=lambda o: "-".join(map(str, o.values())))
-def test_whole_equals_chunks_equals_steps(options):
-    assert_streams(make(**options), words(2, 30))
-
-
-@pytest.mark.parametrize("router", ["top", "threshold"])
-@pytest.mark.parametrize("mixer", ["dlr", "attention"])
-def test_padded_batch_equals_single_sequences(mixer, router):
-    model, tokens = make(mixer=mixer, router=router), words(3, 12)
-    lengths = torch.tensor([12, 1, 7], device=DEVICE)
-    y = model(tokens, lengths)
-    for b, n in enumerate(lengths.tolist()):
-        assert_close(y[b, :n], model(tokens[b : b + 1, :n])[0], 1e-10)
-        assert (y[b, n:] == 0).all()
-    if router == "threshold":
-        _, state = model(tokens, lengths, return_state=True)
-        after = torch.cat((tokens[2, :7], tokens[2, :1]))[None]
-        assert_close(model.step(tokens[[0, 1, 2], 0], state)[0][2], model(after)[0, -1], 1e-10)
-
-
 # ---------------------------------------------------------------------------------- the loss
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 def test_the_loss_does_not_depend_on_the_pieces(at_once):
     model, tokens = make(), words(3, 9)
-    loss = next_token_loss(model, tokens, at_once)
-    expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    codes, targets = model.codes(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    loss = token_losses(model, codes, targets, at_once).mean()
+    expected = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), targets)
     assert_close(loss, expected, 1e-12)
     inputs, one = list(model.parameters()), torch.ones(())
     for have, want in zip(
@@ -187,7 +139,7 @@ def test_training_learns_a_text():
         tokens = torch.arange(40, device=DEVICE).remainder(7)[None]
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
         for _ in range(60):
-            loss = next_token_loss(model, tokens)
+            loss = model(tokens[:, :-1], targets=tokens[:, 1:]).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -209,15 +161,10 @@ def test_temperature_zero_takes_the_argmax():
 def test_a_kernel_longer_than_the_text_changes_nothing():
     model, prompt = make(router="threshold", kernel_length=40), words(5)
     drawn = list(generate(model, prompt, 35, temperature=0.0))
-    endless = make_like(model, kernel_length=None)
+    endless = make(router="threshold", kernel_length=None)
+    endless.load_state_dict(model.state_dict())
     assert drawn == list(generate(endless, prompt, 35, temperature=0.0))
     assert drawn == list(generate(model, prompt, 36, temperature=0.0))[:35]  # with a window
-
-
-def make_like(model, **options):
-    other = LanguageModel(replace(model.config, **options)).double().eval().to(DEVICE)
-    other.load_state_dict(model.state_dict())
-    return other
 
 
 def test_the_same_seed_generates_the_same_tokens():
@@ -302,7 +249,7 @@ ERRORS = {
     "temperature must be": lambda m: generate(m.causal, m.prompt, 3, temperature=-1.0),
     "top_k must be": lambda m: generate(m.causal, m.prompt, 3, top_k=0),
     "top_p must be": lambda m: generate(m.causal, m.prompt, 3, top_p=0.0),
-    "at least 2 tokens": lambda m: next_token_loss(m.top, m.prompt[None, :1]),
+    "whole sequences": lambda m: m.top(m.prompt[None], targets=m.prompt[None], return_state=True),
 }
 
 

@@ -1,15 +1,15 @@
-"""Networks: the paper's sizes, padding, pooling, pairs, streaming."""
+"""Networks: the paper's sizes, padding, pooling, pairs, streaming; the language model, too."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from streaming import assert_streams
-from support import DEVICE, assert_close
+from support import DEVICE, assert_close, in_steps
 from torch import nn
 from torch.nn import functional as F
 
-from dlrnn.models import ModelConfig, build_model
+from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, build_model
 from dlrnn.tasks import TASKS
 
 STATES = {"d_state": 6, "dt_min": 1e-3}
@@ -20,13 +20,25 @@ SMALL = [
     ModelConfig("attention-ff", {"d_ff": 5}, d_model=8, norm="pre"),
     ModelConfig("local-attention", {"chunk": 5}, d_model=8, layers=2, norm="pre"),
 ]
-BOTH_WAYS = [
-    ModelConfig(c.mixer, c.mixer_options | {"bidirectional": True}, c.d_model, c.layers, c.norm)
-    for c in SMALL
+BOTH_WAYS = [replace(c, mixer_options={**c.mixer_options, "bidirectional": True}) for c in SMALL]
+LANGUAGE = LanguageConfig(
+    **{"d_model": 6, "d_state": 4, "d_embedding": 5, "d_ff": 7, "vocabulary": 23, "layers": 2},
+    **{"kernel_length": 11, "heads": 2, "d_head": 8, "experts": 3},
+)
+CAUSAL_LANGUAGE = [
+    replace(LANGUAGE, mixer=mixer, norm=norm, **experts)
+    for mixer in ("dlr", "attention")
+    for norm in ("pre", "post")
+    for experts in ({"router": "threshold"}, {"experts": 1})
 ]
+TOP = [replace(LANGUAGE, mixer=mixer) for mixer in ("dlr", "attention")]
+STREAMING = SMALL + CAUSAL_LANGUAGE
+ALL = STREAMING + BOTH_WAYS + TOP
 
 
 def make(config, **sizes):
+    if isinstance(config, LanguageConfig):
+        return LanguageModel(config).to(DEVICE).double().eval()
     model = build_model(config, **{"d_input": 3, "d_output": 2, **sizes})
     return model.to(DEVICE).double()
 
@@ -35,7 +47,16 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
 
 
+def sample(config, batch, length):
+    """Random input of a model: tokens or vectors."""
+    if isinstance(config, LanguageConfig):
+        return torch.randint(23, (batch, length), device=DEVICE)
+    return random(batch, length, 3)
+
+
 def shown(config):
+    if isinstance(config, LanguageConfig):
+        return f"language-{config.mixer}-{config.norm}-{config.experts}-{config.router}"
     return f"{config.mixer}-{config.norm}"
 
 
@@ -103,12 +124,6 @@ def test_the_network_equals_its_definition():
         assert_close(model(x), expected, 1e-12)
 
 
-def test_pre_and_post_norm_have_their_layer_norms():
-    pre, post = (make(ModelConfig("attention", d_model=8, norm=n)) for n in ("pre", "post"))
-    assert isinstance(pre.norm, nn.LayerNorm)
-    assert isinstance(post.norm, nn.Identity)
-
-
 def test_tokens_are_embedded():
     model = make(SMALL[0], d_input=None, vocabulary=11)
     tokens = torch.randint(11, (2, 9), device=DEVICE)
@@ -119,31 +134,32 @@ def test_tokens_are_embedded():
     assert_close(y_t, model(tokens)[:, 0], 1e-10)
 
 
-@pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
+@pytest.mark.parametrize("config", ALL, ids=shown)
 def test_causal_matches_the_dependence_on_later_positions(config):
-    model, x = make(config), random(1, 12, 3)
-    changed = x.clone()
-    changed[:, 6:] += 1
+    model, x = make(config), sample(config, 8, 12)
+    changed = torch.cat((x[:, :6], sample(config, 8, 6)), dim=1)
     same = (model(changed)[:, :6] - model(x)[:, :6]).abs().max() < 1e-9
-    assert model.causal == bool(same)
+    assert model.causal == bool(same) == (config in STREAMING)
 
 
 # ---------------------------------------------------------------------------------- padding
 
 
-@pytest.mark.parametrize("sizes", [{}, {"pooled": True}], ids=str)
-@pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
-def test_padded_batch_equals_single_sequences(config, sizes):
-    model, x = make(config, **sizes), random(4, 20, 3)
-    lengths = torch.tensor([20, 1, 13, 0], device=DEVICE)
-    x[torch.arange(20, device=DEVICE) >= lengths[:, None]] = float("nan")
-    y = model(x, lengths)
-    y.sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-    for b, n in enumerate(lengths.tolist()[:3]):
-        own = y[b] if sizes else y[b, :n]
-        assert_close(own, model(x[b : b + 1, :n])[0], 1e-10)
-        assert sizes or (y[b, n:] == 0).all()
+@pytest.mark.parametrize("config", ALL, ids=shown)
+def test_padded_batch_equals_single_sequences(config):
+    x, lengths = sample(config, 4, 20), torch.tensor([20, 1, 13, 0], device=DEVICE)
+    padding = torch.arange(20, device=DEVICE) >= lengths[:, None]
+    x[padding] = float("nan") if x.is_floating_point() else -100
+    can_pool = config in SMALL + BOTH_WAYS
+    for pooled in (False, True) if can_pool else (False,):
+        model = make(config, pooled=pooled)
+        y = model(x, lengths)
+        y.sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        for b, n in enumerate(lengths.tolist()[:3]):
+            own = y[b] if pooled else y[b, :n]
+            assert_close(own, model(x[b : b + 1, :n])[0], 1e-10)
+            assert pooled or (y[b, n:] == 0).all()
 
 
 @pytest.mark.parametrize("config", SMALL + BOTH_WAYS, ids=shown)
@@ -172,14 +188,6 @@ def test_only_mixers_affected_by_padding_receive_lengths(config):
     if not both:  # a state ends where its sequence does
         model(x, lengths, return_state=True)
         assert given[config.layers :] == [True] * config.layers
-
-
-def test_tokens_of_the_padding_are_ignored():
-    model = make(SMALL[0], d_input=None, vocabulary=11)
-    tokens = torch.randint(11, (2, 9), device=DEVICE)
-    tokens[1, 4:] = -100
-    y = model(tokens, torch.tensor([9, 4], device=DEVICE))
-    assert_close(y[1, :4], model(tokens[1:, :4])[0], 1e-10)
 
 
 @pytest.mark.parametrize("pooling", ["max", "mean", "last"])
@@ -220,13 +228,23 @@ def test_pair_model_equals_its_definition():
 # ---------------------------------------------------------------------------------- streaming
 
 
-@pytest.mark.parametrize("config", SMALL, ids=shown)
+@pytest.mark.parametrize("config", STREAMING, ids=shown)
 def test_whole_equals_chunks_equals_steps(config):
-    assert_streams(make(config), random(2, 30, 3))
+    model, x = make(config), sample(config, 2, 30)
+    whole = model(x)
+    state, outputs = None, []
+    for chunk in x[:, :20].split([1, 6, 13], dim=1):
+        y, state = model(chunk, state=state, return_state=True)
+        outputs.append(y)
+    steps, _ = in_steps(model, x[:, 20:], state)
+    assert_close(torch.cat((*outputs, steps), dim=1), whole, 1e-10)
+    assert_close(model(x[:, 20:], state=state), whole[:, 20:], 1e-10)
+    assert_close(model.step(x[:, 0], model.initial_state(2))[0], whole[:, 0], 1e-10)
 
 
-def test_states_of_a_padded_batch_equal_those_of_single_sequences():
-    model, x = make(SMALL[4]), random(2, 12, 3)
+@pytest.mark.parametrize("config", STREAMING, ids=shown)
+def test_states_of_a_padded_batch_equal_those_of_single_sequences(config):
+    model, x = make(config), sample(config, 2, 12)
     lengths = torch.tensor([11, 4], device=DEVICE)
     _, state = model(x[:, :11], lengths, return_state=True)
     y, _ = model.step(x[:, 11], state)

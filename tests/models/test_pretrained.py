@@ -1,8 +1,9 @@
 """Models in folders and on a Hub that is not the real one."""
 
 import json
+import re
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -100,9 +101,8 @@ def test_an_interrupted_save_may_be_repeated(at, tmp_path, monkeypatch):
             from_pretrained(folder)
         save_pretrained(layer, folder)
         assert torch.equal(from_pretrained(folder)(x), layer(x))
-        assert sorted(path.name for path in folder.iterdir()) == sorted(
-            ("README.md", "config.json", "model.safetensors")
-        )
+        names = {path.name for path in folder.iterdir()}
+        assert names == {"README.md", "config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "notes.txt", "README.md"])
@@ -151,10 +151,9 @@ def test_values_that_are_not_json_raise(tmp_path, unchecked):
 
 def test_loading_imports_nothing_untrusted(tmp_path, monkeypatch):
     """A user's mixer: its module is imported only with `trust`."""
-    (tmp_path / "own_layer.py").write_text(
-        "import torch\n\n\nclass Twice(torch.nn.Linear):\n"
-        "    def __init__(self, d_model):\n        super().__init__(d_model, d_model)\n"
-    )
+    twice = "class Twice(torch.nn.Linear):\n    def __init__(self, d_model):\n"
+    text = f"import torch\n\n\n{twice}        super().__init__(d_model, d_model)\n"
+    (tmp_path / "own_layer.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     model = build_model(ModelConfig("own_layer.Twice", d_model=4), d_input=2, d_output=1)
     folder = save_pretrained(model, tmp_path / "model")
@@ -169,13 +168,9 @@ def test_loading_imports_nothing_untrusted(tmp_path, monkeypatch):
 
 def test_the_card_describes_the_model(tmp_path):
     model = MODELS["language"][0]()
-    results = {"test loss": 2.88}
-    folder = save_pretrained(
-        model, tmp_path / "model", tokenizer=b"{}", results=results, run={"steps": 7}
-    )
-    assert {path.name for path in folder.iterdir()} == {
-        *("config.json", "model.safetensors", "README.md", "tokenizer.json")
-    }
+    about = {"results": {"test loss": 2.88}, "run": {"steps": 7}}
+    folder = save_pretrained(model, tmp_path / "model", tokenizer=b"{}", **about)
+    assert {path.name for path in folder.iterdir()} == set(pretrained.FILES)
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dlrnn\n")
     for said in ("pipeline_tag: text-generation", "| test loss | 2.88 |", '"experts": 2', "ahead"):
@@ -194,8 +189,6 @@ class FakeHub:
         (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def upload_folder(self, *, repo_id, folder_path, allow_patterns):
-        from pathlib import Path
-
         for path in Path(folder_path).iterdir():
             if path.name in allow_patterns:
                 (self.root / repo_id / path.name).write_bytes(path.read_bytes())
@@ -225,47 +218,40 @@ def test_upload_and_download(hub, tmp_path):
 
 
 def test_wrong_names_and_models_raise(hub, tmp_path):
-    def said(call, *arguments, **options):
-        with pytest.raises(ValueError) as caught:  # noqa: PT011
-            call(*arguments, **options)
-        assert "\n" not in str(caught.value)
-        return str(caught.value).replace(str(tmp_path), "X")
-
-    kinds = "a DLR layer, a network of build_model or a LanguageModel can be saved, not a Linear"
-    assert said(save_pretrained, nn.Linear(2, 2), tmp_path / "a") == kinds
-    assert not (tmp_path / "a").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").touch()
-    layer = DLR(2, 2)
-    assert said(save_pretrained, layer, tmp_path / "mine") == (
-        "X/mine holds something other than a model; choose another folder"
-    )
-    assert (
-        said(from_pretrained, tmp_path / "mine") == "X/mine holds no model: it has no config.json"
-    )
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text('{"task": {}, "model": {}}')  # that of a run
-    assert said(save_pretrained, layer, tmp_path / "run").startswith("X/run holds something other")
-    assert (tmp_path / "run" / "config.json").read_text() == '{"task": {}, "model": {}}'
-    assert said(from_pretrained, "no/body") == (
-        "there is no folder no/body, and the Hub does not give it: offline: no address found"
-    )
-    assert said(from_pretrained, "nobody") == (
-        "there is no folder nobody; a model of the Hub is named owner/name"
-    )
-    assert said(push_to_hub, tmp_path / "mine", "a/b").endswith("it has no config.json")
+    layer, run = DLR(2, 2), tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"task": {}, "model": {}}')  # that of a run
+    (tmp_path / "empty").mkdir()
     folder = save_pretrained(layer, tmp_path / "layer")
-    assert said(push_to_hub, folder, "ab") == "a model of the Hub is named owner/name, not ab"
+    kinds = "a DLR layer, a network of build_model or a LanguageModel can be saved, not a Linear"
+    absent = "there is no folder no/body, and the Hub does not give it: offline: no address found"
+    owner = "there is no folder nobody; a model of the Hub is named owner/name"
+    for sentence, call, *arguments in (
+        (kinds, save_pretrained, nn.Linear(2, 2), tmp_path / "a"),
+        ("run holds something other than a model; choose", save_pretrained, layer, run),
+        ("empty holds no model: it has no config.json", from_pretrained, tmp_path / "empty"),
+        ("empty holds no model: it has no config.json", push_to_hub, tmp_path / "empty", "a/b"),
+        (absent, from_pretrained, "no/body"),
+        (owner, from_pretrained, "nobody"),
+        ("a model of the Hub is named owner/name, not ab", push_to_hub, folder, "ab"),
+    ):
+        refused(sentence, call, *arguments)
+    assert not (tmp_path / "a").exists()
+    assert (run / "config.json").read_text() == '{"task": {}, "model": {}}'
     config = json.loads((folder / "config.json").read_text())
-    for change, reason in (
+    for change, sentence in (
         ({"format": 9}, "it has format 9; this dlrnn reads 1"),
         ({"model": "GPT"}, "it has a 'GPT'; there are DLR, SequenceModel, LanguageModel"),
         ({"options": {"d_model": 2, "d_state": 2, "statess": 3}}, "statess"),
+        ({"options": config["options"] | {"d_state": 3}}, "config.json is not the one that"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
-        assert reason in said(from_pretrained, folder)
-    larger = SimpleNamespace(**config["options"] | {"d_state": 3}).__dict__
-    (folder / "config.json").write_text(json.dumps(config | {"options": larger}))
-    assert "config.json is not the one that" in said(from_pretrained, folder)
+        refused(sentence, from_pretrained, folder)
     (folder / "model.safetensors").write_bytes(b"no")
-    assert "is not a safetensors file" in said(from_pretrained, folder)
+    refused("is not a safetensors file", from_pretrained, folder)
+
+
+def refused(sentence, call, *arguments):
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)

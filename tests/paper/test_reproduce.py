@@ -14,7 +14,7 @@ from dlrnn.paper.recipes import scale as scales
 from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
 from dlrnn.paper.runs import Outcome, measured, run_path
 from dlrnn.train import RunDirectory, load_best
-from dlrnn.train.evaluation import held_out, scores
+from dlrnn.train.step import held_out, scores
 
 MODULE = import_module("dlrnn.paper.reproduce")
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"

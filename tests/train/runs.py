@@ -8,7 +8,7 @@ import torch
 from support import DEVICE
 from torch import nn
 
-from dlrnn.models import ModelConfig
+from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, make_model, train
 from dlrnn.train.checkpoint import checkpoints, read_checkpoint
 from dlrnn.train.step import TrainingStep
@@ -57,14 +57,21 @@ def make(run):
 
 
 def refused(path, sentence, run=None, **options):
-    """Training raises a ValueError with this sentence."""
+    """Training raises a ValueError with this sentence; a new run makes no folder."""
+    before = path.exists()
     with pytest.raises(ValueError, match=sentence):
         train(path, run, **{**QUIET, **options})
+    assert path.exists() == before
 
 
 def stopped(path, run):
     """Train a run, and make it one that was killed before its end; its checkpoints."""
     train(path, run, **QUIET)
+    return unfinished(path)
+
+
+def unfinished(path):
+    """Make a complete run one that was killed right before its end; its checkpoints."""
     (path / "result.json").unlink()
     return checkpoints(path)
 
@@ -83,9 +90,32 @@ def fails_at(step, error=KeyboardInterrupt):
         yield
 
 
+EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 10}
+TINY_LANGUAGE = LanguageConfig(
+    **{"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32},
+    **{"experts": 4, "dt_min": 0.05, "dt_max": 0.5, "kernel_length": 32},
+)
+
+
+def language_run(books, **settings):
+    """A run of a small language model on `tiny_books`."""
+    task = TaskConfig("pg19", {"length": 32, "folder": str(books)})
+    return RunConfig(task, **{"model": TINY_LANGUAGE, "batch_size": 4, "lr": 1e-2, **settings})
+
+
 def assert_same_files(one, two, names):
     for name in names:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def assert_resumes_exactly(folder, run, step, **options):
+    """A run that was killed before a step and resumed has the files of one that was not."""
+    options = {**QUIET, **options}
+    train(folder / "whole", run, **options)
+    with fails_at(step):
+        train(folder / "broken", run, **options)
+    train(folder / "broken", **options)
+    assert_same_run(folder / "whole", folder / "broken")
 
 
 def assert_same_run(one, two):

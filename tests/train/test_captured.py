@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import QUIET, assert_same_run, fails_at
+from runs import EVERY, QUIET, assert_resumes_exactly
 from support import DEVICE
 
 from dlrnn.models import ModelConfig
@@ -31,8 +31,7 @@ RUNS = {
 
 
 def run_of(name):
-    every = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 10}
-    return replace(RUNS[name], steps=40, batch_size=8, **every)
+    return replace(RUNS[name], steps=40, batch_size=8, **EVERY)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -53,12 +52,7 @@ def test_a_captured_step_equals_an_eager_one(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_resume_is_exact(name, tmp_path):
-    train(tmp_path / "whole", run_of(name), **QUIET)
-    with fails_at(25):
-        train(tmp_path / "broken", run_of(name), **QUIET)
-    torch.cuda.synchronize()
-    train(tmp_path / "broken", **QUIET)
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    assert_resumes_exactly(tmp_path, run_of(name), 25)
 
 
 def test_batches_may_be_copied_during_a_capture(tmp_path, monkeypatch):

@@ -4,23 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import QUIET, assert_same_run, fails_at
+from runs import EVERY, QUIET, assert_resumes_exactly
 from support import DEVICE
 from torch.utils import deterministic as memory
 
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
-from dlrnn.train.step import TrainingStep, deterministic
+from dlrnn.train.distributed import deterministic
+from dlrnn.train.step import TrainingStep
 
-EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 10}
 RUN = RunConfig(
     TaskConfig("shift", {"length": 512}),
     ModelConfig("attention", {"heads": 2}, d_model=32),
-    steps=40,
-    batch_size=8,
-    precision="bf16",
-    deterministic=True,
-    **EVERY,
+    **{"steps": 40, "batch_size": 8, "precision": "bf16", "deterministic": True, **EVERY},
 )
 
 
@@ -95,8 +91,4 @@ def test_every_step_of_a_run_has_the_mode(wanted, before, tmp_path, monkeypatch)
 @pytest.mark.usefixtures("before")
 def test_attention_resumes_exactly(tmp_path):
     """In bf16 on a GPU gradients are otherwise added in the order in which blocks finish."""
-    train(tmp_path / "whole", RUN, **QUIET)
-    with fails_at(RUN.steps * 3 // 4):
-        train(tmp_path / "broken", RUN, **QUIET)
-    train(tmp_path / "broken", **QUIET)
-    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    assert_resumes_exactly(tmp_path, RUN, 30)

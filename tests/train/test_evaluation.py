@@ -12,8 +12,7 @@ from dlrnn.models import ModelConfig
 from dlrnn.tasks.atomic import Shift
 from dlrnn.train import TaskConfig, make_model, train, trainer
 from dlrnn.train.checkpoint import read_checkpoint, read_header
-from dlrnn.train.evaluation import scores
-from dlrnn.train.step import forward
+from dlrnn.train.step import forward, scores
 
 
 def test_each_sequence_has_the_same_weight():
@@ -43,10 +42,10 @@ def test_the_best_checkpoint_has_the_best_validation(tmp_path, monkeypatch):
     splits = []
     original, score = trainer.held_out, {}
 
-    def watched(task, run, split, *rest):
+    def watched(task, run, split, *rest, **share):
         splits.append(split)
         score["R2"] = next(given)
-        return original(task, run, split, *rest)
+        return original(task, run, split, *rest, **share)
 
     monkeypatch.setattr(trainer, "held_out", watched)
     monkeypatch.setattr(

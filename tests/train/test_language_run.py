@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import QUIET
+from runs import QUIET, TINY_LANGUAGE, language_run, refused, weights
 from support import DEVICE, tiny_books, tiny_tokenizer
 
-from dlrnn import tasks
 from dlrnn.cli import main
-from dlrnn.models import LanguageConfig, LanguageModel, ModelConfig, causal, from_pretrained
+from dlrnn.models import LanguageModel, ModelConfig, causal, from_pretrained
 from dlrnn.train import (
     RunConfig,
     RunDirectory,
@@ -22,12 +21,8 @@ from dlrnn.train import (
     train,
     with_overrides,
 )
-from dlrnn.train.checkpoint import checkpoints, read_checkpoint
-from dlrnn.train.evaluation import held_out, scores
-from dlrnn.train.generation import generate_text
-
-SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
-SMALL = LanguageConfig(**SIZES, experts=4, dt_min=0.05, dt_max=0.5, kernel_length=32)
+from dlrnn.train.evaluation import generate_text
+from dlrnn.train.step import held_out, scores
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +32,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def config(folder):
-    return RunConfig(
-        TaskConfig("pg19", {"length": 32, "folder": str(folder)}),
-        SMALL,
-        **{"steps": 30, "batch_size": 4, "lr": 1e-2, "kernel_lr": 1e-3, "weight_decay": 0.1},
-        **{"log_every": 5, "eval_every": 15, "checkpoint_every": 10},
-    )
+    rates = {"steps": 30, "kernel_lr": 1e-3, "weight_decay": 0.1}
+    return language_run(folder, **rates, log_every=5, eval_every=15, checkpoint_every=10)
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     """A trained run."""
-    made = RunConfig(
-        TaskConfig("pg19", {"length": 32, "folder": str(folder)}),
-        SMALL,
-        **{"steps": 150, "batch_size": 8, "lr": 1e-2, "eval_every": 75},
-    )
     path = tmp_path_factory.mktemp("runs") / "run"
-    train(path, made, **QUIET)
+    train(path, language_run(folder, steps=150, batch_size=8, eval_every=75), **QUIET)
     return path
 
 
@@ -69,10 +55,12 @@ def test_training_lowers_the_loss_and_keeps_the_best(run):
     assert (run / "tokenizer.json").read_bytes() == tiny_tokenizer()
 
 
-def test_evaluation_is_the_mean_over_all_tokens(run):
+def test_evaluation_is_the_mean_over_all_tokens(run, capsys):
     """The last batch is smaller and has less weight."""
     model, task, config, _ = load_best(run, DEVICE)
-    found = scores(model, task, held_out(task, config, "test", DEVICE))
+    assert main(["eval", str(run), "--json", "--device", DEVICE.type]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     batch = task.sample(21, split="test", device=DEVICE)
     logits = model(batch.inputs)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
@@ -90,42 +78,19 @@ def test_the_causal_router_has_nearly_the_same_loss(run):
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
 
 
-def test_eval_reports_the_perplexity(run, capsys):
-    assert main(["eval", str(run), "--json", "--device", DEVICE.type]) == 0
-    metrics = json.loads(capsys.readouterr().out)["metrics"]
-    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
-
-
-def test_only_the_causal_router_ignores_later_tokens(run):
-    """A changed last token changes earlier predictions with "top", and none with thresholds."""
-    model, task, _, _ = load_best(run, DEVICE)
-    tokens = task.sample(16, split="test", device=DEVICE).inputs
-    changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 7) % 30 + 2
-    moved = {
-        each.causal: (each(tokens) - each(changed))[:, :-1].abs().amax(-1)
-        for each in (model, causal(model))
-    }
-    assert (moved[False] > 1e-3).float().mean() > 0.01
-    assert (moved[True] < 1e-5).all()
-
-
 @pytest.mark.parametrize("change", [{"accumulate": 2}, {"precision": "bf16"}])
 def test_micro_batches_and_bf16_change_little(config, tmp_path, change):
-    for name, run_config in (("plain", config), ("changed", replace(config, **change))):
-        train(tmp_path / name, replace(run_config, steps=3), **QUIET)
-    plain, changed = (
-        read_checkpoint(checkpoints(tmp_path / name)[-1])[0] for name in ("plain", "changed")
-    )
-    weights = "model.decoder.weight"
+    losses, tensors = [], []
+    for name, changes in (("plain", {}), ("changed", change)):
+        train(tmp_path / name, replace(config, steps=3, **changes), **QUIET)
+        losses.append([r["loss"] for r in RunDirectory.open(tmp_path / name).records()])
+        tensors.append(weights(tmp_path / name))
     if "accumulate" in change:
-        assert (plain[weights] - changed[weights]).abs().max() < 1e-5
-    losses = [
-        [r["loss"] for r in RunDirectory.open(tmp_path / n).records()] for n in ("plain", "changed")
-    ]
+        plain, changed = (each["model.decoder.weight"] for each in tensors)
+        assert (plain - changed).abs().max() < 1e-5
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if "accumulate" in change else 0.01)
     assert losses[0] != losses[1]
-    assert all(tensor.dtype == torch.float32 for name, tensor in changed.items())
+    assert all(tensor.dtype == torch.float32 for tensor in tensors[1].values())
 
 
 # ---------------------------------------------------------------------------------- configuration
@@ -134,7 +99,7 @@ def test_micro_batches_and_bf16_change_little(config, tmp_path, change):
 def test_the_configuration_of_a_language_model(config):
     assert from_json(config.to_json()) == config
     changed = with_overrides(config, ["--model.experts", "2", "--model.router", "threshold"])
-    assert changed.model == replace(SMALL, experts=2, router="threshold")
+    assert changed.model == replace(TINY_LANGUAGE, experts=2, router="threshold")
     assert isinstance(make_model(changed, changed.make_task()), LanguageModel)
     with pytest.raises(ValueError, match="shift needs another kind of model than pg19"):
         with_overrides(config, ["--task.name", "shift"])
@@ -145,12 +110,8 @@ def test_the_configuration_of_a_language_model(config):
 
 
 def test_a_vocabulary_that_is_too_small_raises(config, tmp_path):
-    small = replace(config, model=replace(SMALL, vocabulary=31))
-    with pytest.raises(
-        ValueError, match=r"has 32 tokens, more than .* 31: say --model\.vocabulary 32"
-    ):
-        train(tmp_path / "run", small, **QUIET)
-    assert not (tmp_path / "run").exists()
+    small = replace(config, model=replace(TINY_LANGUAGE, vocabulary=31))
+    refused(tmp_path / "run", r"has 32 tokens, more than .* 31: say --model\.vocabulary 32", small)
 
 
 # ---------------------------------------------------------------------------------- generation
@@ -204,11 +165,6 @@ def test_generate_refuses_wrong_arguments(run, config, tmp_path, capsys):
     assert "has no tokenizer.json" in sentence(capsys, tmp_path, *ask)
     (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer())
     assert "best.safetensors: there is no such file" in sentence(capsys, tmp_path, *ask)
-
-
-def test_pg19_is_a_language_task():
-    assert tasks.get("pg19").kind == "language"
-    assert main(["tasks", "--json"]) == 0
 
 
 def test_export_writes_a_folder_for_from_pretrained(run, tmp_path, capsys):

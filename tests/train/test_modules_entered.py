@@ -1,4 +1,4 @@
-"""How many modules of dlrnn the command `dlrnn train` enters between the command line and a record.
+"""How many modules of dlrnn `dlrnn train` enters between the command and the last record.
 
 `python tests/train/test_modules_entered.py` prints them with the functions that are entered.
 """
@@ -8,8 +8,7 @@ import sys
 
 from support import run_python
 
-MOST = 25
-"""Modules outside of ops, nn and tasks, which depend on the model and the task."""
+MOST = 34
 
 SCRIPT = """
 import json, os, sys, tempfile, threading
@@ -42,13 +41,8 @@ def modules_entered() -> dict[str, list[str]]:
     return found
 
 
-def outside(modules: dict[str, list[str]]) -> list[str]:
-    """Modules that every model and every task shares."""
-    return [name for name in modules if name.split("/")[0] not in ("ops", "nn", "tasks")]
-
-
 def test_a_training_command_enters_few_modules():
-    entered = outside(modules_entered())
+    entered = modules_entered()
     assert "train/trainer.py" in entered
     assert len(entered) <= MOST, entered
 
@@ -57,4 +51,4 @@ if __name__ == "__main__":
     found = modules_entered()
     for name, functions in found.items():
         sys.stdout.write(f"{name:32} {', '.join(functions)[:100]}\n")
-    sys.stdout.write(f"{len(found)} modules, {len(outside(found))} outside of ops, nn and tasks\n")
+    sys.stdout.write(f"{len(found)} modules\n")

@@ -14,8 +14,7 @@ from dlrnn.tasks.pathfinder import paths as pathfinder_paths
 from dlrnn.tasks.pathfinder import pixels as pathfinder_pixels
 from dlrnn.train import TaskConfig
 from dlrnn.train.distributed import local_processes, make_fabric
-from dlrnn.train.prefetch import prefetch, thread_count
-from dlrnn.train.step import make_step, prefetched
+from dlrnn.train.step import make_step, prefetch, thread_count
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -24,7 +23,7 @@ def test_prefetched_batches_come_in_order(threads, monkeypatch):
     task = TaskConfig("pathfinder-segmentation", {"resolution": 32})
     asked = config(task=task, model=ModelConfig("dlr", {"d_state": 4, "bidirectional": True}))
     step = make_step(asked, torch.device("cpu"))
-    for k, batches in enumerate(prefetched(step, 5, 17), start=5):
+    for k, batches in enumerate(step.prefetched(5, 17), start=5):
         for one, other in zip(batches, step.samples(k), strict=True):
             assert torch.equal(one.inputs, other.inputs)
     assert k == 16

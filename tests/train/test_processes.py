@@ -8,10 +8,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from runs import TINY_LANGUAGE, language_run, refused
+from runs import config as tiny_run
 from support import tiny_books
 
-from dlrnn.models import LanguageConfig, ModelConfig
-from dlrnn.paper import recipes
+from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, TaskConfig, train
 
 SCRIPT = """
@@ -122,14 +123,9 @@ TAKEN_APART = {
 
 def experts(folder, router):
     """One batch of 64 holds the whole book, so one of two processes has nothing to evaluate."""
-    sizes = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16}
-    memory = {"dt_min": 0.05, "dt_max": 0.5, "kernel_length": 32}
-    return RunConfig(
-        TaskConfig("pg19", {"length": 32, "folder": str(folder)}),
-        LanguageConfig(**sizes, **memory, vocabulary=32, experts=4, router=router),
-        **{"steps": 12, "batch_size": 64, "lr": 1e-4},
-        **{"log_every": 1, "eval_every": 3, "checkpoint_every": 6},
-    )
+    every = {"log_every": 1, "eval_every": 3, "checkpoint_every": 6}
+    model = replace(TINY_LANGUAGE, router=router)
+    return language_run(folder, model=model, steps=12, batch_size=64, lr=1e-4, **every)
 
 
 def records(folder):
@@ -189,7 +185,5 @@ def test_two_processes_equal_one(tmp_path):
 
 
 def test_sharded_needs_several_processes(tmp_path):
-    config = recipes.scaled(recipes.get("table1/shift/dlr-1"), "tiny")
-    with pytest.raises(ValueError, match="--sharded needs several processes: say --devices"):
-        train(tmp_path / "run", config, show=False, sharded=True)
-    assert not (tmp_path / "run").exists()
+    sentence = "--sharded needs several processes: say --devices"
+    refused(tmp_path / "run", sentence, tiny_run(), sharded=True)

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from runs import assert_same_files, assert_same_run
+from runs import EVERY, assert_same_files, assert_same_run, language_run
 from support import run_python, tiny_books
 
-from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, TaskConfig
 
 # The parent imports everything and forks children, which are killed (-9) at random moments.
@@ -54,12 +54,10 @@ while done < kills or not list(Path(broken).glob("step-*")):
 assert os.waitpid(child(broken), 0)[1] == 0
 """
 
-EVERY = {"log_every": 5, "eval_every": 20, "eval_batches": 2, "checkpoint_every": 9}
+EVERY = {**EVERY, "checkpoint_every": 9}
 DLR = ModelConfig("dlr", {"d_state": 8}, d_model=8)
 DROPOUT = ModelConfig("attention", {"heads": 2, "dropout": 0.2, "bidirectional": True}, d_model=8)
 WARMUP = {"schedule": "cosine", "warmup": 30}
-SIZES = {"layers": 1, "d_model": 16, "d_state": 8, "d_embedding": 8, "d_ff": 16, "vocabulary": 32}
-EXPERTS = LanguageConfig(**SIZES, experts=4, dt_min=0.05, dt_max=0.5, kernel_length=32)
 
 
 def regression(_):
@@ -72,9 +70,8 @@ def dropout(_):
 
 
 def language(folder):
-    task = TaskConfig("pg19", {"length": 32, "folder": str(tiny_books(folder))})
-    settings = {**EVERY, "batch_size": 4, "accumulate": 2, "lr": 1e-2, "weight_decay": 0.1}
-    return RunConfig(task, EXPERTS, steps=90, **settings)
+    settings = {**EVERY, "steps": 90, "accumulate": 2, "weight_decay": 0.1}
+    return language_run(tiny_books(folder), **settings)
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,27 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
-from runs import QUIET, TEXTS, Own, config, own_mixer, refused, stopped
+from runs import QUIET, config, refused, stopped, unfinished
 
 from dlrnn.common.files import write_whole
 from dlrnn.train import RunDirectory, run_directory, train
 from dlrnn.train.checkpoint import checkpoints
-from dlrnn.train.logging import JsonLines
-from dlrnn.train.run_directory import checkout
+from dlrnn.train.run_directory import JsonLines, checkout
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_run_directories_are_never_overwritten(tmp_path):
-    train(tmp_path / "run", config(), **QUIET)
-    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
-    refused(tmp_path / "run", "holds a run that is complete", config())
-    (tmp_path / "run" / "result.json").unlink()
-    refused(tmp_path / "run", "was stopped; .*`dlrnn train --resume", config())
-    after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
-    assert {k: v for k, v in before.items() if k != "result.json"} == after
+    run = tmp_path / "run"
+    train(run, config(), **QUIET)
+    before = contents(run)
+    refused(run, "holds a run that is complete", config())
+    unfinished(run)
+    refused(run, "was stopped; .*`dlrnn train --resume", config())
+    del before["result.json"]
+    assert contents(run) == before
     refused(tmp_path, "is not empty", config())
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "not even a lock"
     refused(tmp_path / "nothing", "there is no folder")
@@ -51,33 +55,23 @@ def test_a_run_without_a_step_may_be_replaced(tmp_path):
     assert RunDirectory.open(tmp_path / "run").config == config()
 
 
-def test_a_run_with_only_damaged_checkpoints_raises(tmp_path):
-    for path in stopped(tmp_path / "run", config()):
-        path.write_bytes(b"nonsense")
-    refused(tmp_path / "run", "no checkpoint of .* can be read: .* is damaged")
-
-
 def test_a_checkpoint_of_another_model_raises(tmp_path):
     stopped(tmp_path / "run", config())
     text = (tmp_path / "run" / "config.json").read_text()
     (tmp_path / "run" / "config.json").write_text(text.replace('"d_state": 16', '"d_state": 8'))
-    refused(tmp_path / "run", r"is of another model: its .* is \[16\], not \[8\]")
+    refused(tmp_path / "run", r"is of another model: .* is \[16, 16, 2\], not \[16, 8, 2\]")
 
 
 def test_a_changed_configuration_or_data_set_raises(tmp_path, monkeypatch):
-    train(tmp_path / "run", config(), **QUIET)
-    (tmp_path / "run" / "result.json").unlink()
+    stopped(tmp_path / "run", config())
     path = tmp_path / "run" / "config.json"
-    begun = path.read_text()
     path.write_text(config(steps=20).to_json())
-    with pytest.raises(ValueError, match="was begun with another configuration: begin a new run"):
-        train(tmp_path / "run", **QUIET)
-    path.write_text(begun)
+    refused(path.parent, "was begun with another configuration: begin a new run")
+    path.write_text(config().to_json())
     with monkeypatch.context() as patch:
         patch.setattr(type(config().make_task()), "digest", lambda self: "another")
-        with pytest.raises(ValueError, match="was begun with another set of data"):
-            train(tmp_path / "run", **QUIET)
-    assert train(tmp_path / "run", **QUIET)["steps"] == 12
+        refused(path.parent, "was begun with another set of data")
+    assert train(path.parent, **QUIET)["steps"] == 12
 
 
 def test_exchanged_or_damaged_files_raise(tmp_path):
@@ -85,20 +79,12 @@ def test_exchanged_or_damaged_files_raise(tmp_path):
     train(run, config(), **QUIET)
     (run / "environment.json").write_text("{")
     (run / "result.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"result.json is damaged: remove it and `dlrnn train"):
-        train(run, **QUIET)
-    (run / "result.json").unlink()
+    refused(run, r"result.json is damaged: remove it and `dlrnn train")
+    unfinished(run)
     assert train(run, **QUIET)["steps"] == 12, "no run needs its environment"
-    (run / "result.json").unlink()
-    for path in checkpoints(run):
+    for path in unfinished(run):
         path.write_bytes((run / "best.safetensors").read_bytes())
-    with pytest.raises(ValueError, match="its header has an unknown key 'metric'"):
-        train(run, **QUIET)
-
-
-def test_options_that_are_text_survive_a_run(tmp_path):
-    train(tmp_path / "run", own_mixer(Own, TEXTS), **QUIET)
-    assert RunDirectory.open(tmp_path / "run").config.model.mixer_options == TEXTS
+    refused(run, "its header has an unknown key 'metric'")
 
 
 def test_data_that_change_during_a_run_raise(tmp_path, monkeypatch):
@@ -130,17 +116,16 @@ def test_json_lines_are_truncated_on_resume(tmp_path):
     known = lines.length()
     lines.append({"a": 2})
     lines.close()
-    with open(path, "ab") as file:
-        file.write(b'{"torn')
-    again = JsonLines(path, known)
-    again.append({"a": 3})
-    again.close()
-    assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
-    path.write_text('{"a": 1}\n{"torn')
-    again = JsonLines(path, None)
-    again.append({"a": 4})
-    again.close()
-    assert path.read_text() == '{"a": 1}\n{"torn\n{"a": 4}\n', "on a new line"
+    torn = '{"a": 1}\n{"torn'
+    for length, expected in (
+        (known, '{"a": 1}\n{"a": 3}\n'),
+        (None, '{"a": 1}\n{"torn\n{"a": 3}\n'),  # on a new line
+    ):
+        path.write_text(torn)
+        again = JsonLines(path, length)
+        again.append({"a": 3})
+        again.close()
+        assert path.read_text() == expected
 
 
 def test_unreadable_records_are_named(tmp_path):
@@ -176,17 +161,9 @@ def test_resumes_in_another_environment_are_recorded(tmp_path, monkeypatch):
 
 def test_the_commit_of_tracked_sources_is_recorded(tmp_path):
     def git(*arguments):
-        command = [
-            "git",
-            "-C",
-            str(tmp_path),
-            "-c",
-            "user.name=a",
-            "-c",
-            "user.email=a@b",
-            *arguments,
-        ]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     own, other = tmp_path / "own.py", tmp_path / "site-packages" / "other.py"
     other.parent.mkdir()

@@ -9,25 +9,32 @@ import pytest
 from lightning_fabric import Fabric
 from runs import QUIET, assert_same_run, config
 
-from dlrnn.train import RunDirectory, signals, train, trainer
+from dlrnn.train import RunDirectory, distributed, train, trainer
 from dlrnn.train.checkpoint import checkpoints
 from dlrnn.train.step import TrainingStep
+
+
+def signalled(monkeypatch, number, at=None):
+    """Send two signals before one step, or before every step; the list of the steps made."""
+    step, made = TrainingStep.__call__, []
+
+    def signalling(self, k, batches):
+        if at in (None, k):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        step(self, k, batches)
+        made.append(k)
+
+    monkeypatch.setattr(TrainingStep, "__call__", signalling)
+    return made
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_between_checkpoints_loses_nothing(tmp_path, monkeypatch, number):
     """The resumed run has the same weights and records. `timeout` sends a signal twice."""
     train(tmp_path / "whole", config(), **QUIET)
-    step, made = TrainingStep.__call__, []
-
-    def signalled(self, k, batches):
-        if k == 6:  # neither this step nor the one before it is recorded or has a checkpoint
-            os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)
-        step(self, k, batches)
-        made.append(k)
-
-    monkeypatch.setattr(TrainingStep, "__call__", signalled)
+    # neither this step nor the one before it is recorded or has a checkpoint
+    made = signalled(monkeypatch, number, at=6)
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
@@ -50,17 +57,9 @@ def test_a_signal_between_checkpoints_loses_nothing(tmp_path, monkeypatch, numbe
 )
 def test_repeated_signals(tmp_path, monkeypatch, number, after, at_once):
     """A second Ctrl-C after two seconds ends the run within its step; other signals do not."""
-    step, made, times = TrainingStep.__call__, [], [0.0, after]
-
-    def signalled(self, k, batches):
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)
-        step(self, k, batches)
-        made.append(k)
-
+    made, times = signalled(monkeypatch, number), [0.0, after]
     clock = SimpleNamespace(monotonic=lambda: times.pop(0), sleep=lambda _: None)
-    monkeypatch.setattr(signals, "time", clock)
-    monkeypatch.setattr(TrainingStep, "__call__", signalled)
+    monkeypatch.setattr(distributed, "time", clock)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", config(), **QUIET)
     assert len(made) == len(checkpoints(tmp_path / "run")) == (0 if at_once else 1)
@@ -74,10 +73,11 @@ def test_the_handler_waits_for_the_second_signal_of_a_pair(monkeypatch):
         waited.append(seconds)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=time.monotonic, sleep=second))
-    with signals.stop_requests() as asked:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=second)
+    monkeypatch.setattr(distributed, "time", clock)
+    with distributed.stop_requests() as asked:
         os.kill(os.getpid(), signal.SIGINT)
-    assert waited == [signals.PAIR_SECONDS]
+    assert waited == [distributed.PAIR_SECONDS]
     assert len(asked) == 2
 
 

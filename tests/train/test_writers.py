@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dlrnn.models import ModelConfig
 from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
-from dlrnn.train.logging import open_writer
+from dlrnn.train.run_directory import open_writer
 
 CONFIG = RunConfig(
     task=TaskConfig("cumsum", {"length": 8}),

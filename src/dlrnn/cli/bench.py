@@ -5,7 +5,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve
+from dlrnn.cli import command, count, device_option, print_json, print_table, resolve
 
 _LETTERS = {"d_model": "H", "d_state": "N", "batch": "B", "length": "L"}
 _HELP = {

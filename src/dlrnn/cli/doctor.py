@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import command, count, device_option, print_json, print_table, resolve, say
+from dlrnn.cli import command, count, device_option, print_json, print_table, resolve, say
 
 
 def add(commands: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn.cli.shared import command, print_json, say, warn
+from dlrnn.cli import command, print_json, say, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:

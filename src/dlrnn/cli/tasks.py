@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlrnn.cli.shared import command, count, print_json, print_table, say
+from dlrnn.cli import command, count, print_json, print_table, say
 
 _IMPORTED = "text, retrieval, listops, pathfinder, path-x, speech-commands or pg19"
 _GENERATED = "listops-subtrees, listops, pathfinder-segmentation, pathfinder or path-x"

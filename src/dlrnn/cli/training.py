@@ -1,4 +1,4 @@
-"""`dlrnn train`, `eval`, `recipes`, `reproduce` and `sweep`."""
+"""`dlrnn train`, `eval`, `generate`, `export`, `recipes`, `reproduce` and `sweep`."""
 
 import argparse
 import shlex
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn.cli.shared import (
+from dlrnn.cli import (
     command,
     count,
     device_option,
@@ -18,6 +18,7 @@ from dlrnn.cli.shared import (
     trust_option,
     warn,
 )
+from dlrnn.common.untrusted import printable
 
 if TYPE_CHECKING:
     from dlrnn.train import RunConfig
@@ -40,7 +41,12 @@ def add(commands: Any) -> None:
     train.add_argument("--out", type=Path, metavar="RUN", help="a new directory; default: runs/...")
     train.add_argument("--resume", type=Path, metavar="RUN", help="the directory of a stopped run")
     _scale(train)
-    _devices(train)
+    device_option(train)
+    text = "processes on this machine; default: what torchrun says, else 1"
+    train.add_argument("--devices", type=count, help=text)
+    train.add_argument("--nodes", type=count, help="machines; default: what torchrun says, else 1")
+    text = "share the parameters among the processes (FSDP), instead of a copy in each"
+    train.add_argument("--sharded", action="store_true", help=text)
     _early_stop(train)
     trust_option(train)
     train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
@@ -53,6 +59,31 @@ def add(commands: Any) -> None:
     device_option(evaluate)
     trust_option(evaluate)
 
+    text = "generate text from the best model of a run"
+    writes = command(commands, "generate", _generate, text, json=False)
+    writes.add_argument("run_folder", type=Path, metavar="RUN")
+    writes.add_argument("--prompt", required=True, metavar="TEXT")
+    writes.add_argument("--tokens", type=count, default=200, help="at most this many; default: 200")
+    text = "0 always takes the most likely token; default: 1"
+    writes.add_argument("--temperature", type=float, default=1.0, help=text)
+    text = "draw from the K most likely tokens"
+    writes.add_argument("--top-k", type=count, metavar="K", help=text)
+    text = "draw from the fewest tokens that together have probability P"
+    writes.add_argument("--top-p", type=float, metavar="P", help=text)
+    writes.add_argument("--seed", type=int, default=0)
+    device_option(writes)
+
+    text = "write the best model of a run as a folder for from_pretrained, or upload it"
+    exported = command(commands, "export", _export, text, json=False)
+    exported.add_argument("run_folder", type=Path, metavar="RUN")
+    exported.add_argument("out", type=Path, metavar="DIR")
+    trust_option(exported)
+    exported.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hub, too")
+
+    _add_recipes(commands)
+
+
+def _add_recipes(commands: Any) -> None:
     listed = command(
         commands, "recipes", _recipes, "list every number of the paper, with ours and yours"
     )
@@ -100,15 +131,6 @@ def _early_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--early-stop", action="store_true", help=text)
     text = argparse.SUPPRESS  # the name of this option in the commands that results/ records
     parser.add_argument("--until-plain", dest="early_stop", action="store_true", help=text)
-
-
-def _devices(parser: argparse.ArgumentParser) -> None:
-    device_option(parser)
-    text = "processes on this machine; default: what torchrun says, else 1"
-    parser.add_argument("--devices", type=count, help=text)
-    parser.add_argument("--nodes", type=count, help="machines; default: what torchrun says, else 1")
-    text = "share the parameters among the processes (FSDP), instead of a copy in each"
-    parser.add_argument("--sharded", action="store_true", help=text)
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -213,6 +235,28 @@ def _eval(given: argparse.Namespace) -> int:
     return 0
 
 
+def _generate(given: argparse.Namespace) -> int:
+    from dlrnn.train.evaluation import generate_text
+
+    options = ("tokens", "temperature", "top_k", "top_p", "seed")
+    settings = {name: getattr(given, name) for name in options}
+    pieces = generate_text(given.run_folder, given.prompt, **settings, device=resolve(given.device))
+    print(given.prompt, end="", flush=True)
+    for piece in pieces:  # tokens of an untrusted run may hold control characters
+        print(printable(piece, allowed="\n\t"), end="", flush=True)
+    print()
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from dlrnn.train.evaluation import export_run
+
+    replaced = (given.out / "config.json").exists()
+    where = export_run(given.run_folder, given.out, push=given.push, trust=given.trust)
+    say(f"the model is in {where}{'; it replaced an older one' if replaced else ''}")
+    return 0
+
+
 def _recipes(given: argparse.Namespace) -> int:
     from dlrnn.paper import recipes
     from dlrnn.paper.reproduce import listing
@@ -256,12 +300,17 @@ def _recorded(folder: Path) -> dict[str, str]:
         warn(f"dlrnn recipes: {problem}")
     tables = make_tables([results])
     cells = [cell for table in tables for cell in table.cells.values()]
-    return {
-        cell.recipe: " / ".join(
-            our_number(seeds) + "*" * (not seeds.is_comparable) for seeds in cell.ours.values()
-        )
-        for cell in cells
-    }
+    found = {}
+    for cell in cells:
+        numbers = [our_number(each) + "*" * (not each.is_comparable) for each in cell.ours.values()]
+        found[cell.recipe] = " / ".join(numbers)
+    return found
+
+
+def _options_of_runs(given: argparse.Namespace) -> dict[str, Any]:
+    """What `reproduce` and `sweep` have in common."""
+    same = {name: getattr(given, name) for name in ("scale", "out", "early_stop")}
+    return {**same, "seeds": range(given.seeds), "device": resolve(given.device)}
 
 
 def _reproduce(given: argparse.Namespace) -> int:
@@ -269,14 +318,7 @@ def _reproduce(given: argparse.Namespace) -> int:
     from dlrnn.paper.numbers import short
 
     rows = recipes.reproduce(
-        given.table,
-        only=given.only,
-        scale=given.scale,
-        seeds=range(given.seeds),
-        out=given.out,
-        device=resolve(given.device),
-        early_stop=given.early_stop,
-        show=not given.json,
+        given.table, only=given.only, show=not given.json, **_options_of_runs(given)
     )
     lines = [
         {
@@ -305,13 +347,9 @@ def _sweep(given: argparse.Namespace) -> int:
     rows = sweep(
         given.recipes,
         overrides=given.overrides,
-        seeds=range(given.seeds),
         jobs=given.jobs,
         slurm=given.slurm,
-        scale=given.scale,
-        out=given.out,
-        device=resolve(given.device),
-        early_stop=given.early_stop,
+        **_options_of_runs(given),
     )
     if given.json:
         print_json(rows)

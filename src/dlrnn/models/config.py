@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from torch import nn
 
@@ -83,7 +83,7 @@ class ModelConfig:
         for owner in reversed(mixer.__mro__[: mixer.__mro__.index(nn.Module)]):
             if "__init__" in vars(owner):
                 hints |= get_type_hints(vars(owner)["__init__"])
-        return {name: hints[name] for name in _arguments(self.mixer, mixer).names}
+        return {name: hints[name] for name in _arguments(self.mixer, mixer)[2]}
 
     def make_mixer(self) -> nn.Module:
         """A newly initialised mixer; errors of its constructor become a ValueError."""
@@ -155,23 +155,16 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
     return found
 
 
-class _Arguments(NamedTuple):
-    d_model: str
-    """The name of the first parameter."""
-    others: list[inspect.Parameter]
-    """Further parameters of the class itself."""
-    names: list[str]
-    """The names of these and of the parameters of base classes."""
-
-
-def _arguments(name: str, mixer: type[nn.Module]) -> _Arguments:
+def _arguments(
+    name: str, mixer: type[nn.Module]
+) -> tuple[str, list[inspect.Parameter], dict[str, None]]:
+    """The name of a class's first parameter, its others, and the names of all its options."""
     named, inherited = named_arguments(mixer), inherited_arguments(mixer, "__init__")
     sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
     require(bool(named or inherited), sentence)
     is_first = bool(named) and named[0].kind is named[0].POSITIONAL_OR_KEYWORD
     d_model, others = (named[0].name, named[1:]) if is_first else ("d_model", named)
-    names = list(dict.fromkeys(each.name for each in (*others, *inherited)))
-    return _Arguments(d_model, others, names)
+    return d_model, others, dict.fromkeys(each.name for each in (*others, *inherited))
 
 
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
@@ -180,7 +173,7 @@ def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -
     for option in options:
         require(option != d_model, f"{option} is set for the model, not in mixer_options")
         if option not in names:
-            advice = _advice(option, names)
+            advice = _advice(option, list(names))
             raise ValueError(f"the mixer {name!r} has no option {option!r}: {advice}")
     for parameter in others:  # the class may give its base classes what they need
         given = parameter.name in options or parameter.default is not parameter.empty

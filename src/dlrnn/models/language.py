@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn import ops
 from dlrnn.models.config import Norm, check_fields
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
@@ -109,10 +108,8 @@ class HeadAttention(Attention):
         nn.Module.__init__(self)  # the parameters of `Attention` have other sizes
         for name, value in (("d_model", d_model), ("heads", heads), ("d_head", d_head)):
             require_count(name, value)
-        require(
-            d_head % 2 == 0,
-            f"d_head must be even (rotary positions rotate pairs of channels), not {d_head}",
-        )
+        even = "d_head must be even (rotary positions rotate pairs of channels)"
+        require(d_head % 2 == 0, f"{even}, not {d_head}")
         self.d_model, self.heads, self.d_head = d_model, heads, d_head
         self.bidirectional = False
         self.temperature = nn.Parameter(torch.empty(1))
@@ -127,15 +124,6 @@ class HeadAttention(Attention):
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         return f"d_model={self.d_model}, heads={self.heads}, d_head={self.d_head}"
-
-    def _queries_keys_values(
-        self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
-    ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
-        parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_head))
-        rotated, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
-        q, k = ops.rotate(rotated, positions).chunk(2, dim=2)
-        q = (q * self.temperature).to(q.dtype)
-        return q.flatten(2), k.flatten(2), v.flatten(2)
 
     def _mix(self, u: Tensor, attended: Tensor) -> Tensor:
         del u
@@ -193,15 +181,10 @@ class LanguageModel(SequenceModel):
         self.config = config
 
     def codes(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        state: State | None = None,
-        return_state: bool = False,
+        self, tokens: Tensor, lengths: Tensor | None = None, **stream: Any
     ) -> Tensor | tuple[Tensor, State]:
         """The input of `logits`, [B, L, E], which is 250 times smaller than the logits."""
-        return super().forward(tokens, lengths, state=state, return_state=return_state)
+        return super().forward(tokens, lengths, **stream)
 
     def logits(self, codes: Float[Tensor, "*B E"]) -> Float[Tensor, "*B V"]:
         """`<code, embedding>` for every token of the vocabulary."""
@@ -212,27 +195,26 @@ class LanguageModel(SequenceModel):
         x: Tensor,
         lengths: Tensor | None = None,
         *,
-        state: State | None = None,
-        return_state: bool = False,
         targets: Int[Tensor, "B L"] | None = None,
+        **stream: Any,
     ) -> Tensor | tuple[Tensor, State]:
-        """Logits of the next token, [B, L, V], for tokens x [B, L] read after `state`.
+        """Logits of the next token, [B, L, V], for tokens x [B, L]; `stream` as `SequenceModel`.
 
         With `targets`, `-log p` of each instead, [B, L] in fp32: all logits never exist at once.
         """
         if targets is not None:
-            require(state is None and not return_state, "targets are for whole sequences")
+            require(not any(stream.values()), "targets are for whole sequences")
             require_shape("targets", targets, tuple(x.shape))
             fraction = targets.is_floating_point() or targets.is_complex()
             whole = not fraction and targets.dtype != torch.bool
             require(whole, "targets must hold tokens, whole numbers")
             codes = cast("Tensor", self.codes(x, lengths))
             return token_losses(self, codes.flatten(0, 1), targets.flatten()).view(x.shape)
-        answer = self.codes(x, lengths, state=state, return_state=return_state)
-        if return_state:
-            codes, state = cast("tuple[Tensor, State]", answer)
+        answer = self.codes(x, lengths, **stream)
+        if isinstance(answer, tuple):
+            codes, state = answer
             return self.logits(codes), state
-        return self.logits(cast("Tensor", answer))
+        return self.logits(answer)
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One token of each sequence, x [B], to the logits of the next token, [B, V]."""
@@ -256,16 +238,6 @@ def _changed(model: LanguageModel, **options: Any) -> LanguageModel:
     return same.train(model.training)
 
 
-def next_token_loss(
-    model: LanguageModel, tokens: Tensor, positions_at_once: int | None = None
-) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in fp32."""
-    require_shape("tokens", tokens, ("B", "L"))
-    require(tokens.numel() > len(tokens), "a next token needs sequences of at least 2 tokens")
-    codes = cast("Tensor", model.codes(tokens))[:, :-1].flatten(0, 1)
-    return token_losses(model, codes, tokens[:, 1:].flatten(), positions_at_once).mean()
-
-
 def token_losses(
     model: LanguageModel,
     codes: Float[Tensor, "T E"],
@@ -282,9 +254,8 @@ def token_losses(
         logits = 2**22 if codes.device.type == "cpu" else 2**26
         positions_at_once = max(1, logits // model.config.vocabulary)
     require_count("positions_at_once", positions_at_once)
-    pieces = zip(
-        codes.split(positions_at_once), targets.long().split(positions_at_once), strict=True
-    )
+    parts = (each.split(positions_at_once) for each in (codes, targets.long()))
+    pieces = zip(*parts, strict=True)
     how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     return torch.cat([checkpoint(_token_losses, model, *piece, **how) for piece in pieces])
 

@@ -12,6 +12,7 @@ from dlrnn.ops.checks import may_read, require, require_count, require_device, r
 
 State = tuple[Any, ...]
 """The states of the mixers, one for each block."""
+_POOLED = "a pooled model gives one output for a sequence: it has no state"
 
 
 class Block(nn.Module):
@@ -43,9 +44,8 @@ class Block(nn.Module):
         y = self.mixer(self.norm(x) if self.pre else x, **arguments)
         y, state = y if stream else (y, None)
         kind = type(self.mixer).__name__
-        require(
-            isinstance(y, Tensor), f"the mixer {kind} must give a tensor, not a {type(y).__name__}"
-        )
+        gives = f"the mixer {kind} must give a tensor, not a {type(y).__name__}"
+        require(isinstance(y, Tensor), gives)
         if y.shape != x.shape:
             shapes = f"{list(x.shape)}, and gave {list(y.shape)}"
             raise ValueError(f"the mixer {kind} must give the shape of its input, {shapes}")
@@ -127,10 +127,7 @@ class SequenceModel(nn.Module):
         Positions beyond a sequence's length are ignored, and their output is 0.
         """
         stream = return_state or state is not None
-        require(
-            not (stream and self.pooling),
-            "a pooled model gives one output for a sequence: it has no state",
-        )
+        require(not (stream and self.pooling), _POOLED)
         self._check(x, ("B", "L"))
         features, state, padding = self._features(x, lengths, state, stream=stream)
         if self.pooling:
@@ -141,12 +138,12 @@ class SequenceModel(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The state before the first position."""
-        require(not self.pooling, "a pooled model gives one output for a sequence: it has no state")
+        require(not self.pooling, _POOLED)
         return tuple(cast("Block", block).initial_state(batch_size) for block in self.blocks)
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One position, x [B, d_input] or tokens [B], to [B, d_output]."""
-        require(not self.pooling, "a pooled model gives one output for a sequence: it has no state")
+        require(not self.pooling, _POOLED)
         self._check(x, ("B",))
         h, states = self._encode(x), []
         for block, before in zip(self.blocks, self._states(state), strict=True):
@@ -178,10 +175,8 @@ class SequenceModel(nn.Module):
     def _states(self, state: State | None) -> State:
         count = len(self.blocks)
         state = (None,) * count if state is None else state
-        require(
-            len(state) == count,
-            f"this model has {count} states, one for each block, not {len(state)}",
-        )
+        fits = f"this model has {count} states, one for each block, not {len(state)}"
+        require(len(state) == count, fits)
         return state
 
     def _check(self, x: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -203,16 +198,8 @@ class PairModel(SequenceModel):
     x is [B, 2, L] (or [B, 2, L, d_input]), `lengths` [B, 2].
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        state: State | None = None,
-        return_state: bool = False,
-    ) -> Tensor:
-        """One output for each pair, [B, d_output]."""
-        stream = return_state or state is not None
+    def forward(self, x: Tensor, lengths: Tensor | None = None, **stream: Any) -> Tensor:
+        """One output for each pair, [B, d_output]; it cannot stream."""
         require(not stream, "a model of pairs gives one output: it has no state")
         require_shape("x", x, ("B", 2, "L", *self._tail))
         if lengths is not None:
@@ -267,10 +254,9 @@ def build_model(
 
     It has an output at every position, or one for a sequence (`pooled`) or for two (`pair`).
     """
-    require(
-        (d_input is None) != (vocabulary is None),
-        f"give either d_input or vocabulary, not d_input={d_input} and vocabulary={vocabulary}",
-    )
+    given = f"not d_input={d_input} and vocabulary={vocabulary}"
+    one = (d_input is None) != (vocabulary is None)
+    require(one, f"give either d_input or vocabulary, {given}")
     require_count("d_output", d_output)
     H = config.d_model
     encoder: nn.Linear | nn.Embedding

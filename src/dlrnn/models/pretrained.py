@@ -28,10 +28,8 @@ from dlrnn.nn.dlr import DLR
 from dlrnn.nn.files import misfit, model_bytes, outline
 from dlrnn.ops.checks import require
 
-CONFIG, WEIGHTS, CARD, TOKENIZER = FILES = (
-    *("config.json", "model.safetensors"),
-    *("README.md", "tokenizer.json"),
-)
+CONFIG, WEIGHTS, CARD, TOKENIZER = "config.json", "model.safetensors", "README.md", "tokenizer.json"
+FILES = [CONFIG, WEIGHTS, CARD, TOKENIZER]
 BEGUN = ".dlrnn-begun"  # there while a model is being written
 LARGEST_FILE = 2**28
 """Bytes of a tokenizer."""
@@ -44,6 +42,14 @@ _MAKERS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any]]] = {
     "LanguageModel": (lambda **config: LanguageModel(LanguageConfig(**config)), LanguageConfig),
 }
 """What makes a model from its options, and where the types of the options are declared."""
+_EXAMPLE = """
+```python
+from dlrnn.models import from_pretrained
+
+model = from_pretrained("owner/name")  # or this folder
+```
+
+"""
 
 
 def save_pretrained(
@@ -73,9 +79,8 @@ def save_pretrained(
         card = _card(model, kind, options, results or {}, run).encode()
         content = (json.dumps(config, indent=1) + "\n").encode()
     except (TypeError, UnicodeError) as error:  # numbers of numpy, for instance
-        raise ValueError(
-            f"the options, results or run cannot be written as JSON text: {error}"
-        ) from error
+        what = "the options, results or run cannot be written as JSON text"
+        raise ValueError(f"{what}: {error}") from error
     others = {"config": content, **({} if tokenizer is None else {"tokenizer": tokenizer})}
     weights = model_bytes(model, {name: _digest(each) for name, each in others.items()})
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,14 +118,14 @@ def from_pretrained(
         require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
         inner = options.get("config")
         mixer = inner.get("mixer") if isinstance(inner, dict) else None
-        if isinstance(mixer, str) and "." in mixer and not is_built_in(mixer):
-            check_import(mixer, path, trust=trust)
+        foreign = isinstance(mixer, str) and "." in mixer and not is_built_in(mixer)
+        if foreign:
+            check_import(str(mixer), path, trust=trust)
         maker, declared = _MAKERS[kind]
         make = partial(maker, **fit_fields(options, get_type_hints(declared), "options", needed=()))
-        on_meta = not isinstance(mixer, str) or "." not in mixer or is_built_in(mixer)
-        expected = outline(make) if on_meta else None
+        expected = None if foreign else outline(make)  # a user's mixer may fail on the meta device
         tensors = _weights(folder, content)
-        wrong = misfit(expected, tensors) if expected is not None else ""
+        wrong = "" if expected is None else misfit(expected, tensors)
         require(not wrong, f"{folder / WEIGHTS} does not fit its {CONFIG}: {wrong}")
         model = make()
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -133,13 +138,14 @@ def from_pretrained(
 def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     """Upload a folder of `save_pretrained` to the Hub as `owner/name`; returns its address."""
     require((Path(folder) / CONFIG).is_file(), f"{folder} holds no model: it has no {CONFIG}")
-    _check_name(name)
+    named = _HUB_NAME.fullmatch(name) is not None
+    require(named, f"a model of the Hub is named owner/name, not {name}")
     with _failures(f"{folder} cannot be uploaded as {name}"):
         from huggingface_hub import HfApi
 
         hub = HfApi()
         hub.create_repo(name, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=list(FILES))
+        hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=FILES)
         return f"https://huggingface.co/{name}"
 
 
@@ -167,11 +173,11 @@ def _weights(folder: Path, config: bytes) -> dict[str, Tensor]:
     found = read_sealed(path, links=True)
     advice = "export the model again"
     require(found.sealed, f"{path} has no SHA-256, so it may be damaged: {advice}")
-    for name in ("config", *(["tokenizer"] if "tokenizer" in found.metadata else [])):
-        other = folder / {"config": CONFIG, "tokenizer": TOKENIZER}[name]
-        content = config if name == "config" else read_bytes(other, LARGEST_FILE, links=True)
-        same = found.metadata.get(name) == _digest(content)
-        require(same, f"{other} is not the one that {path} was saved with: {advice}")
+    for name, other in (("config", folder / CONFIG), ("tokenizer", folder / TOKENIZER)):
+        if name == "config" or name in found.metadata:
+            content = config if name == "config" else read_bytes(other, LARGEST_FILE, links=True)
+            same = found.metadata.get(name) == _digest(content)
+            require(same, f"{other} is not the one that {path} was saved with: {advice}")
     return found.tensors
 
 
@@ -185,20 +191,18 @@ def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
         config, sizes = model.built
         return "SequenceModel", {"config": asdict(config), **sizes}
     kind = type(model).__name__
-    raise ValueError(
-        f"a DLR layer, a network of build_model or a LanguageModel can be saved, not a {kind}"
-    )
+    kinds = "a DLR layer, a network of build_model or a LanguageModel"
+    raise ValueError(f"{kinds} can be saved, not a {kind}")
 
 
 def _load(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Load tensors, with the types that they have in the file."""
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | tensors.keys()):
-        here, there = (list(t[name].shape) if name in t else None for t in (expected, tensors))
-        sizes = f"{name} is {there or 'not there'}, not {here or 'there'}"
-        require(here == there, f"{path} does not fit its {CONFIG}: {sizes}")
-        kinds = expected[name].is_floating_point(), tensors[name].is_floating_point()
-        require(kinds[0] == kinds[1], f"{path} does not fit its {CONFIG}: {name} has another type")
+    own = model.state_dict()
+    wrong = misfit(own, tensors)
+    for name, value in own.items():
+        if not wrong and value.is_floating_point() != tensors[name].is_floating_point():
+            wrong = f"{name} has another type"
+    require(not wrong, f"{path} does not fit its {CONFIG}: {wrong}")
     model.load_state_dict(tensors, assign=True)
 
 
@@ -208,13 +212,7 @@ def _downloaded(name: str, revision: str | None) -> Path:
     with _failures(f"there is no folder {name}, and the Hub does not give it"):
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-
-
-def _check_name(name: str) -> None:
-    require(
-        _HUB_NAME.fullmatch(name) is not None, f"a model of the Hub is named owner/name, not {name}"
-    )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
 
 
 @contextmanager
@@ -234,21 +232,20 @@ def _card(
     results: Mapping[str, Any],
     run: Mapping[str, Any] | None,
 ) -> str:
+    """The model card: what the model is, how to load it, results, configuration."""
     count = sum(parameter.numel() for parameter in model.parameters())
     writes = kind == "LanguageModel"
-    tags = ["dlrnn", "diagonal-linear-rnn", *(["text-generation"] if writes else [])]
-    lines = ["---", "library_name: dlrnn", f"tags: [{', '.join(tags)}]"]
-    lines += ["pipeline_tag: text-generation"] if writes else []
-    lines += ["---", "", f"# {kind}", "", f"{count:,} parameters, made with dlrnn {__version__}."]
-    lines += ["", "```python", "from dlrnn.models import from_pretrained", ""]
-    lines += ['model = from_pretrained("owner/name")  # or this folder', "```", ""]
+    tags = "dlrnn, diagonal-linear-rnn" + writes * ", text-generation"
+    card = f"---\nlibrary_name: dlrnn\ntags: [{tags}]\n"
+    card += writes * "pipeline_tag: text-generation\n"
+    card += f"---\n\n# {kind}\n\n{count:,} parameters, made with dlrnn {__version__}.\n{_EXAMPLE}"
     if writes and options["experts"] > 1 and options["router"] == "top":
         note = "Experts are chosen over whole sequences, which looks ahead; to write, take"
-        lines += [f"{note} `dlrnn.models.causal(model)`.", ""]
+        card += f"{note} `dlrnn.models.causal(model)`.\n\n"
     if results:
-        lines += ["## Results", "", "| | |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in results.items()] + [""]
-    lines += ["## Configuration", "", "```json", json.dumps(options, indent=1), "```", ""]
-    if run is not None:
-        lines += ["## The run", "", "```json", json.dumps(run, indent=1), "```", ""]
-    return "\n".join(lines)
+        rows = "".join(f"| {name} | {value} |\n" for name, value in results.items())
+        card += f"## Results\n\n| | |\n|---|---|\n{rows}\n"
+    for title, values in (("Configuration", options), ("The run", run)):
+        if values is not None:
+            card += f"## {title}\n\n```json\n{json.dumps(values, indent=1)}\n```\n\n"
+    return card.rstrip() + "\n"

@@ -118,9 +118,9 @@ class Attention(Mixer[KeyValueState]):
 
     def _queries_keys_values(
         self, u: Float[Tensor, "B L H"], positions: Int[Tensor, "#B L"]
-    ) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+    ) -> tuple[Float[Tensor, "B L A"], Float[Tensor, "B L A"], Float[Tensor, "B L A"]]:
         """Queries with the temperature and keys, both rotated, and values."""
-        parts = self.qkv(u).unflatten(-1, (3 * self.heads, self.d_model // self.heads))
+        parts = self.qkv(u).unflatten(-1, (3 * self.heads, self._kept_channels() // self.heads))
         turning, v = parts.split((2 * self.heads, self.heads), dim=2)  # [B, L, heads, d_head]
         q, k = ops.rotate(turning, positions).chunk(2, dim=2)
         q = (q * self.temperature).to(q.dtype)

@@ -16,8 +16,9 @@ from dlrnn.paper.recipes.recipe import Recipe
 from dlrnn.paper.recipes.scale import Scale, scaled
 from dlrnn.train import RunConfig, RunDirectory, from_json, load_best
 from dlrnn.train.config import in_json
-from dlrnn.train.evaluation import held_out, read_test, scores, write_test
+from dlrnn.train.evaluation import read_test, write_test
 from dlrnn.train.run_directory import CONFIG
+from dlrnn.train.step import held_out, scores
 
 DONE, NOT_RUN = "done", "not run"
 

@@ -1,11 +1,16 @@
-"""Checkpoints: one safetensors file with model and optimizer, and counters in its header.
+"""The model of a run: initialised, saved in checkpoints, loaded.
 
-The header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
+A checkpoint is one safetensors file with model and optimizer, and counters in its header. The
+header also holds a SHA-256 of the whole file, so a damaged checkpoint is never used.
 """
 
+import hashlib
 import json
+import math
+import os
 import re
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +19,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrnn.common.files import naming, write_whole
-from dlrnn.common.untrusted import fit, parse_json, read_sealed, seal
+from dlrnn.common.untrusted import (
+    check_import,
+    fit_fields,
+    naming_file,
+    parse_json,
+    read_bytes,
+    read_sealed,
+    seal,
+)
+from dlrnn.models import LanguageConfig, LanguageModel, build_model
+from dlrnn.models.config import is_built_in
+from dlrnn.models.model import Block
+from dlrnn.models.pretrained import LARGEST_FILE
+from dlrnn.nn.files import misfit, outline
+from dlrnn.tasks import Task
+from dlrnn.train.config import RunConfig
 from dlrnn.train.distributed import full_tensor, shard_like
+from dlrnn.train.run_directory import CONFIG, RunDirectory
 
+Tensors = dict[str, Tensor]
 HEADER, BEST = "dlrnn_run", "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2  # an older one is used when the newest is damaged
@@ -28,32 +50,25 @@ class _BestSoFar:
     step: int
 
 
-@dataclass(frozen=True)
-class _CheckpointHeader:
-    step: int
-    records: int  # bytes of records.jsonl
-    records_sha256: str
-    snapshots: int  # bytes of snapshots.jsonl
-    best: _BestSoFar
-    last: dict[str, float]
-    config: str
-    data: str | None
-    logged: int | None = None  # the last step whose loss is recorded, if it is not `step`
-    loss_sum: float | None = None
-
-
-@dataclass(frozen=True)
-class _BestHeader:
-    step: int
-    config: str
-    metric: str
-    value: float
-    files: dict[str, str]  # SHA-256 of the files that belong to the model: a tokenizer
+_COUNTERS: dict[str, Any] = {
+    **{"step": int, "config": str, "data": str | None, "last": dict[str, float]},
+    **{"best": _BestSoFar, "records_sha256": str},
+    **{"records": int, "snapshots": int},  # bytes of records.jsonl and snapshots.jsonl
+    **{"logged": int, "loss_sum": float},  # since the last record, if that was before `step`
+}
+_BEST_COUNTERS = {
+    "step": int,
+    "config": str,
+    "metric": str,
+    "value": float,
+    "files": dict[str, str],
+}
+"""`files` are SHA-256 of the files that belong to the model: a tokenizer."""
 
 
 def state_tensors(
     model: nn.Module, optimizer: Optimizer | None = None, *, keep: bool = True
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The tensors of a checkpoint; {} without `keep`.
 
     Every process of a sharded run has to call it, also those that do not `keep` the tensors. Full
@@ -61,7 +76,8 @@ def state_tensors(
     """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     if optimizer is not None:
-        for name, state in _optimizer_states(model, optimizer).items():
+        for name, parameter in model.named_parameters():
+            state = optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
     found = {}
     for name, value in tensors.items():
@@ -71,9 +87,7 @@ def state_tensors(
     return found
 
 
-def save_checkpoint(
-    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
-) -> None:
+def save_checkpoint(folder: Path, step: int, tensors: Tensors, counters: dict[str, Any]) -> None:
     """Write `step-N.safetensors`, and remove all but the last two checkpoints."""
     _write(folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **counters})
     remove_old(folder)
@@ -86,9 +100,7 @@ def remove_old(folder: Path) -> None:
             path.unlink()
 
 
-def save_best(
-    folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]
-) -> None:
+def save_best(folder: Path, step: int, tensors: Tensors, counters: dict[str, Any]) -> None:
     """Write `best.safetensors`: the model, and `counters` with its configuration's digest."""
     _write(folder / BEST, tensors, {"step": step, **counters})
 
@@ -107,7 +119,7 @@ class LoadedCheckpoint(NamedTuple):
     """A checkpoint, and the problems of newer ones that could not be read."""
 
     path: Path
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     counters: dict[str, Any]
     problems: list[str]
 
@@ -117,69 +129,57 @@ def load_newest(folder: Path) -> LoadedCheckpoint | None:
     problems: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            tensors, counters = read_checkpoint(path)
+            return LoadedCheckpoint(path, *read_checkpoint(path), problems)
         except ValueError as error:
             problems.append(str(error))
-            continue
-        return LoadedCheckpoint(path, tensors, counters, problems)
     if problems:
         raise ValueError(f"no checkpoint of {folder} can be read: {problems[0]}")
     return None
 
 
-def model_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def model_tensors(tensors: Tensors) -> Tensors:
     """The model's tensors of a checkpoint, without the prefix `model.`."""
     return {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
 
 
-def load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
+def load_model(path: Path, tensors: Tensors, model: nn.Module) -> None:
     """Load the parameters of a checkpoint; a checkpoint of another model raises."""
-    expected, found = model.state_dict(), model_tensors(tensors)
-    for name, value in expected.items():
-        if name not in found:
-            raise ValueError(f"{path} is of another model: it has no {name}")
-        if found[name].dtype != value.dtype:
-            kinds = f"{found[name].dtype}, not {value.dtype}"
-            raise ValueError(f"{path} is of another model: its {name} is {kinds}")
-        if found[name].shape != value.shape:
-            shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
-            raise ValueError(f"{path} is of another model: its {name} is {shapes}")
-    extra = sorted(found.keys() - expected.keys())
-    if extra:
-        raise ValueError(f"{path} is of another model: it has {extra[0]}, which this one lacks")
+    own, found = model.state_dict(), model_tensors(tensors)
+    wrong = misfit(own, found)
+    for name, value in own.items():
+        if not wrong and found[name].dtype != value.dtype:
+            wrong = f"{name} is {found[name].dtype}, not {value.dtype}"
+    if wrong:
+        raise ValueError(f"{path} is of another model: {wrong}")
     model.load_state_dict(found)
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """The counters of a checkpoint or of the best model; the digest of the file is checked."""
-    return _read(path, tensors=False)[1]
+    return read_checkpoint(path, tensors=False)[1]
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and counters of a checkpoint or of the best model."""
-    return _read(path, tensors=True)
-
-
-def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = read_sealed(path, tensors=tensors)
     if not found.sealed or HEADER not in found.metadata:
-        raise ValueError(
-            f"{path} is not a checkpoint of this version: it has no SHA-256 or no counters"
-        )
+        lacks = "it has no SHA-256 or no counters"
+        raise ValueError(f"{path} is not a checkpoint of this version: {lacks}")
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
-        return found.tensors, asdict(fit(values, _BestHeader, where))
-    counters = asdict(fit(values, _CheckpointHeader, where))
-    if counters["logged"] is None:
-        counters |= {"logged": counters["step"], "loss_sum": 0.0}
+        return found.tensors, fit_fields(values, _BEST_COUNTERS, where)
+    needed = _COUNTERS.keys() - {"logged", "loss_sum"}
+    counters = fit_fields(values, _COUNTERS, where, needed=needed)
+    counters = {"logged": counters["step"], "loss_sum": 0.0, **counters}
+    counters["best"] = asdict(counters["best"])
     fits = 0 <= counters["logged"] <= counters["step"] == step_of(path)
     if not fits or min(counters["records"], counters["snapshots"], counters["best"]["step"]) < 0:
         raise ValueError(f"{where} has counters that do not fit each other or the file's name")
     return found.tensors, counters
 
 
-def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+def _write(path: Path, tensors: Tensors, counters: dict[str, Any]) -> None:
     copies = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in tensors.items()
@@ -187,19 +187,9 @@ def _write(path: Path, tensors: dict[str, Tensor], counters: dict[str, Any]) -> 
     write_whole(path, seal(copies, {HEADER: json.dumps(counters)}))
 
 
-def _optimizer_states(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
-    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    return {
-        names[parameter]: {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        for parameter, state in optimizer.state.items()
-    }
-
-
-def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+def load_optimizer(tensors: Tensors, model: nn.Module, optimizer: Optimizer) -> None:
     """Load the optimizer state of a checkpoint; in a sharded run, this process's shard of it."""
-    on_device = any(
-        group.get("capturable") or group.get("fused") for group in optimizer.param_groups
-    )
+    on_device = any(each.get("capturable") or each.get("fused") for each in optimizer.param_groups)
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
         found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -213,3 +203,111 @@ def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: Opti
         step = found.pop("step").to(parameter.device if on_device else "cpu")
         state = {key: shard_like(value, parameter) for key, value in found.items()}
         optimizer.state[parameter] = {"step": step, **state}
+
+
+# ---------------------------------------------------------------------------------- the model
+
+
+def make_model(config: RunConfig, task: Task) -> nn.Module:
+    """The model of a run, initialised from its seed; one that does not fit in memory raises."""
+    numbers = config.batch_size // config.accumulate * task.input_length * config.model.d_model
+    if _is_built_in(config):  # a user's mixer may fail on the meta device
+        with torch.device("meta"):
+            tensors = _build(config, task).state_dict().values()
+        numbers = max(numbers, sum(each.numel() for each in tensors))
+    memory = _memory()
+    if 4 * numbers > memory:
+        needed, there = (f"{value / 2**30:.3g} GiB" for value in (4 * numbers, memory))
+        raise ValueError(f"the model needs at least {needed}, and this machine has {there}")
+    torch.manual_seed(config.seed)
+    model = _build(config, task)
+    may_look_ahead = isinstance(config.model, LanguageConfig) or not task.causal
+    if not may_look_ahead and not getattr(model, "causal", True):
+        reads = "which reads from left to right: its mixer must not be bidirectional"
+        raise ValueError(f"{task.name} needs a causal model, {reads}")
+    return model
+
+
+def prepared(config: RunConfig) -> tuple[Task, nn.Module]:
+    """The task and the model of a run; raises if they do not fit each other or data are missing."""
+    task = config.make_task()
+    splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
+    if None in [task.count(split) for split in splits] and not task.drawable:
+        task.sample(1)  # its error says how to get the data
+    tokens = task.vocabulary or 0
+    if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
+        less = f"the model's vocabulary, {config.model.vocabulary}"
+        advice = f"--model.vocabulary {tokens}"
+        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}: say {advice}")
+    model = make_model(config, task)
+    if not task.on_device and task.sample(1).lengths is not None:
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.check_padding()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"checkpoints hold tensors, and {name} of the model is a {kind}")
+    return task, model
+
+
+def _build(config: RunConfig, task: Task) -> nn.Module:
+    if isinstance(config.model, LanguageConfig):
+        return LanguageModel(config.model)
+    sizes = ("d_input", "vocabulary", "d_output", "pooled", "pair")
+    return build_model(config.model, **{name: getattr(task, name) for name in sizes})
+
+
+def _is_built_in(config: RunConfig) -> bool:
+    return isinstance(config.model, LanguageConfig) or is_built_in(config.model.mixer)
+
+
+def _memory() -> float:
+    """Bytes of memory of this machine; infinite if the system does not report it."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
+def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
+    """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
+    if not _is_built_in(config):
+        check_import(config.model.mixer, where, trust=trust)
+
+
+class Best(NamedTuple):
+    """The best model of a run so far, and its step; a run that continues may improve on it."""
+
+    model: nn.Module
+    task: Task
+    config: RunConfig
+    step: int
+
+
+def load_best(path: str | Path, device: torch.device, *, trust: bool = False) -> Best:
+    """Load the best model on a device, in evaluation mode; the digests of its files are checked.
+
+    A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
+    """
+    folder = RunDirectory.open(path)
+    config, best, where = folder.config, folder.path / BEST, folder.path / CONFIG
+    check_trusted(config, where, trust=trust)
+    tensors, counters = read_checkpoint(best)
+    if counters["config"] != config.digest():
+        raise ValueError(f"{where} is not the one that {best} belongs to")
+    for name, digest in counters["files"].items():
+        file = folder.path / name
+        known = Path(name).name == name and file.is_file()
+        if not known or hashlib.sha256(read_bytes(file, LARGEST_FILE)).hexdigest() != digest:
+            sentence = "is missing or is not the file that"
+            raise ValueError(f"{file} {sentence} {best} was trained with")
+    with naming_file(where):
+        task = config.make_task()
+        if _is_built_in(config) and (
+            wrong := misfit(outline(partial(_build, config, task)), model_tensors(tensors))
+        ):
+            raise ValueError(f"{best} is of another model: {wrong}")
+        model = make_model(config, task)
+    load_model(best, tensors, model)
+    return Best(model.to(device).eval(), task, config, int(counters["step"]))

@@ -1,16 +1,14 @@
 """The configuration of a run: one typed object, from JSON or from the command line."""
 
-import argparse
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import Any, Literal, get_type_hints
-
-from jsonargparse import ArgumentParser
+from functools import reduce
+from operator import getitem
+from typing import Any, Literal, get_origin, get_type_hints
 
 from dlrnn import tasks
 from dlrnn.common.suggestions import nearest
@@ -162,9 +160,8 @@ def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
     try:
         return RunConfig(**fit_fields(values, schema, where, needed=("task", "model")))
     except ValueError as error:
-        raise ValueError(
-            brief(error) if where in str(error) else f"{where}: {brief(error)}"
-        ) from error
+        named = "" if where in str(error) else f"{where}: "
+        raise ValueError(f"{named}{brief(error)}") from error
 
 
 def _check_sizes(values: dict[str, Any], inside: str) -> None:
@@ -182,104 +179,71 @@ def _check_sizes(values: dict[str, Any], inside: str) -> None:
 def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
     """`--steps 100 --model.mixer_options.d_state 64 --task.settings.length 512`, checked by type.
 
-    Another mixer, or another task, does not inherit the options of the one that it replaces.
+    Values are JSON, or text: `--task.settings.name 7` is a number, `'"7"'` is text. Another mixer,
+    or another task, does not inherit the options of the one that it replaces.
     """
-    defaults, model_class = asdict(config), type(config.model)
-    known = list(_names(defaults))
-    if isinstance(config.model, ModelConfig):
-        known += [f"model.mixer_options.{name}" for name in config.model.option_types()]
-    _check_names(arguments, known)
-    options = {"task": {**defaults["task"], "settings": {}}}
-    if model_class is ModelConfig:
-        options["model"] = {**defaults["model"], "mixer_options": {}}
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    parser.add_class_arguments(RunConfig, skip={"model"})
-    parser.add_class_arguments(model_class, "model")
-    parser.set_defaults({**defaults, **options})
-    try:
-        parsed = parser.parse_args(list(arguments)).as_dict()
-    except argparse.ArgumentError as error:
-        raise ValueError(_sentence(config, arguments, " ".join(str(error).split()))) from error
-    task, model = parsed.pop("task"), parsed.pop("model")
+    values, given = asdict(config), list(_given(config, arguments))
+    for part, name, options in (("task", "name", "settings"), ("model", "mixer", "mixer_options")):
+        before = values[part][name]
+        if options in values[part] and dict(given).get(f"{part}.{name}", before) != before:
+            values[part][options] = {}
+    for name, value in given:
+        *inside, last = name.split(".")
+        reduce(getitem, inside, values)[last] = value
+    task, model, model_class = values.pop("task"), values.pop("model"), type(config.model)
     if _model_class(task["name"]) is not model_class:
         other = f"{task['name']} needs another kind of model than {config.task.name}"
         raise ValueError(f"{other}: begin with a recipe of it")
-    replaced = {"task": task["name"] != config.task.name, "model": False}
-    if isinstance(config.model, ModelConfig):
-        replaced["model"] = model["mixer"] != config.model.mixer
-    for part, values, name in (("task", task, "settings"), ("model", model, "mixer_options")):
-        if name in values:
-            before = {} if replaced[part] else defaults[part][name]
-            values[name] = _merged(before, values[name], f"{part}.{name}", arguments)
-    return RunConfig(task=TaskConfig(**task), model=model_class(**model), **parsed)
+    return RunConfig(task=TaskConfig(**task), model=model_class(**model), **values)
 
 
-def _merged(
-    before: dict[str, Any], given: dict[str, Any], where: str, arguments: Sequence[str]
-) -> dict[str, Any]:
-    """Options `before`, changed by those that were `given` one by one or all at once.
-
-    Arguments are parsed as JSON; one in double quotes stays text: `--task.settings.name '"7"'`.
-    """
-    named = {argument.removeprefix("--").partition("=")[0] for argument in arguments}
-    for option, value in given.items():
-        quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
-        if quoted and f"{where}.{option}" in named:
-            given[option] = value[1:-1]
-    return given if where in named else {**before, **given}
-
-
-def _names(values: dict[str, Any], before: str = "") -> Iterator[str]:
-    """All names of settings: `steps`, `model`, `model.mixer`, ..."""
-    for name, value in values.items():
-        yield before + name
-        if isinstance(value, dict):
-            yield from _names(value, f"{before}{name}.")
-
-
-def _check_names(arguments: Sequence[str], known: list[str]) -> None:
-    """Refuse unknown settings, except options of mixers and tasks, which these check later."""
-    for argument in arguments:
-        name = argument.removeprefix("--").partition("=")[0]
-        free = name.startswith(("model.mixer_options.", "task.settings."))
-        if argument.startswith("--") and not free and name not in known:
-            near = nearest(name, known)
+def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The names and values of `--name value` and `--name=value`, in order."""
+    types, words = _setting_types(config), iter(arguments)
+    of_mixers = ("model.mixer_options.",) if isinstance(config.model, ModelConfig) else ()
+    free = ("task.settings.", *of_mixers)
+    for word in words:
+        option, has_value, text = word.partition("=")
+        name = option.removeprefix("--")
+        if not word.startswith("--"):
+            raise ValueError(f"unrecognized arguments: {word}")
+        if name not in types and not name.startswith(free):
+            near = nearest(name, types)
             advice = f"did you mean --{near}?" if near else "see `dlrnn recipes --show RECIPE`"
             raise ValueError(f"there is no setting --{name}: {advice}")
+        kind = types.get(name, Any)
+        text = text if has_value else next(words, "--")
+        if not has_value and text.startswith("--"):
+            wanted = "a value" if kind is Any else expected(kind)
+            raise ValueError(f"{option} must be {wanted}, and nothing was given")
+        value = fit(_parsed(text, kind), kind, option)
+        if name in ("task", "model"):
+            yield from ((f"{name}.{key}", each) for key, each in value.items())
+        else:
+            yield name, value
 
 
-def _sentence(config: RunConfig, arguments: Sequence[str], message: str) -> str:
-    """What an option expects and was given, instead of jsonargparse's message about its keys."""
-    named = re.match(r'(?:Parser key "|argument --)([\w.]+)', message)
-    kind = _type_of(config, named[1]) if named else None
-    typed = _typed(named[1], arguments) if named else None
-    if named is None or kind is None or typed is None:
-        return message
-    option, value = typed
-    takes = expected(kind) if option == f"--{named[1]}" else "a value"  # for an option inside it
-    given = "and nothing was given" if value is None else f"not {value!r}"
-    return f"{option} takes {takes}, {given}"
+def _setting_types(config: RunConfig) -> dict[str, Any]:
+    """The types of all settings by name; options of mixers and tasks are checked later."""
+    types = get_type_hints(RunConfig) | {"task": dict[str, Any], "model": dict[str, Any]}
+    for part in ("task", "model"):
+        hints = get_type_hints(type(getattr(config, part)))
+        types |= {f"{part}.{name}": kind for name, kind in hints.items()}
+    if isinstance(config.model, ModelConfig):
+        types |= {f"model.mixer_options.{name}": Any for name in config.model.option_types()}
+    return types | {f"task.settings.{name}": Any for name in config.task.settings}
 
 
-def _type_of(config: RunConfig, name: str) -> Any:
-    """The type of a setting, None for an unknown one."""
-    *inside, last = name.split(".")
-    owner: Any = config
-    for part in inside:
-        owner = getattr(owner, part, None)
-    return get_type_hints(type(owner)).get(last)
-
-
-def _typed(name: str, arguments: Sequence[str]) -> tuple[str, str | None] | None:
-    """The option `name` and its last value; or the option, also one inside it, without a value."""
-    last = None
-    for word, after in pairwise([*arguments, "--"]):
-        option, has_value, value = word.partition("=")
-        if not has_value and after.startswith("--") and f"{option}.".startswith(f"--{name}."):
-            return option, None
-        if option == f"--{name}":
-            last = option, value if has_value else after
-    return last
+def _parsed(text: str, kind: Any) -> Any:
+    """The value of an argument for a setting of this type."""
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    with suppress(ValueError):
+        return json.loads({"True": "true", "False": "false"}.get(text, text))
+    if kind in (float, float | None):
+        with suppress(ValueError):
+            return float(text)  # .5 is not JSON
+    return text
 
 
 def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:

@@ -1,11 +1,11 @@
-"""Metrics of a model on a split, and the evaluation of a run's best checkpoint."""
+"""What is done with the best model of a run: evaluate it, export it, generate text with it."""
 
 import json
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,14 +14,22 @@ from torch import Tensor, nn
 from dlrnn.analysis.listops_errors import error_rates
 from dlrnn.common.figures import new_figure
 from dlrnn.common.files import write_whole
-from dlrnn.common.untrusted import fit
+from dlrnn.common.untrusted import fit, read_bytes
+from dlrnn.models import (
+    LanguageConfig,
+    LanguageModel,
+    causal,
+    generate,
+    push_to_hub,
+    save_pretrained,
+)
+from dlrnn.models.pretrained import LARGEST_FILE, TOKENIZER
 from dlrnn.tasks import Batch, Task
-from dlrnn.train.checkpoint import BEST, read_header
-from dlrnn.train.config import RunConfig
-from dlrnn.train.model import load_best
-from dlrnn.train.prefetch import prefetch, thread_count
+from dlrnn.tasks.pg19 import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
+from dlrnn.train.checkpoint import BEST, load_best, read_header
+from dlrnn.train.config import in_json
 from dlrnn.train.run_directory import RunDirectory
-from dlrnn.train.step import forward
+from dlrnn.train.step import forward, held_out, scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,68 +37,6 @@ if TYPE_CHECKING:
 TEST = "test.json"
 PICTURE_SAMPLES = 4
 BREAKDOWN_BATCHES = 8
-_WEIGHT = "weight"
-
-
-class Share(NamedTuple):
-    """Every `of`-th batch from `first` on: the batches that one process evaluates."""
-
-    first: int = 0
-    of: int = 1
-
-
-WHOLE = Share()
-
-
-def held_out(
-    task: Task, config: RunConfig, split: str, device: torch.device, share: Share = WHOLE
-) -> Iterator[Batch]:
-    """The batches of a split: all of a set on disk, otherwise `eval_batches`."""
-    size, count = config.batch_size, task.count(split)
-    batches = config.eval_batches if count is None else -(-count // size)
-
-    def batch(step: int) -> Batch:
-        here = size if count is None else min(size, count - step * size)
-        return task.sample(here, split=split, step=step, device=device, of=size)
-
-    steps = range(share.first, batches, share.of)
-    if task.on_device:
-        return map(batch, steps)
-    return prefetch(batch, steps, thread_count(device, share.of))
-
-
-def metric_sums(
-    model: nn.Module, task: Task, batches: Iterator[Batch], device: torch.device
-) -> dict[str, Tensor]:
-    """Sums over batches of weight * loss, weight * metric, and weight, on the device."""
-    was_training = model.training
-    names = (_WEIGHT, "loss", *task.metric_names)
-    total = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
-    model.eval()
-    with torch.no_grad():
-        for batch in batches:
-            output, weight = forward(model, batch, targets=task.gives_targets), task.weight(batch)
-            total[_WEIGHT] = total[_WEIGHT] + weight
-            values = {"loss": task.loss(output, batch), **task.metrics(output, batch)}
-            for name, value in values.items():
-                total[name] = total[name] + weight * value.double()
-    model.train(was_training)
-    return total
-
-
-def averaged(task: Task, sums: dict[str, float]) -> dict[str, float]:
-    """The averages that the sums of `metric_sums`, added over all processes, give."""
-    means = {name: value / sums[_WEIGHT] for name, value in sums.items() if name != _WEIGHT}
-    return task.summary(means)
-
-
-def scores(model: nn.Module, task: Task, batches: Iterator[Batch]) -> dict[str, float]:
-    """Loss and metrics, averaged over batches."""
-    total = metric_sums(model, task, batches, next(model.parameters()).device)
-    return averaged(task, {name: float(value) for name, value in total.items()})
-
-
-# ---------------------------------------------------------------------------------- a run
 
 
 def best_step(folder: RunDirectory) -> int | None:
@@ -103,8 +49,7 @@ def best_step(folder: RunDirectory) -> int | None:
 
 def write_test(path: Path, step: int, metrics: dict[str, float]) -> None:
     """Write test.json: the test metrics (fractions) of the best checkpoint, made at this step."""
-    content = {"step": step, **metrics}
-    write_whole(path / TEST, (json.dumps(content, indent=1) + "\n").encode())
+    write_whole(path / TEST, in_json({"step": step, **metrics}).encode())
 
 
 def read_test(folder: RunDirectory) -> dict[str, float]:
@@ -142,15 +87,18 @@ def evaluate_run(
         result["breakdown"] = error_rates(
             sample for batch in batches for sample in _predictions(model, batch)
         )
-    figure = _picture(model, task, task.sample(PICTURE_SAMPLES, split=split, device=where))
     try:
-        if figure is not None:
+        if not (task.pooled or task.vocabulary):  # one answer for a sequence, or tokens
+            batch = task.sample(PICTURE_SAMPLES, split=split, device=where)
+            with torch.inference_mode():
+                output = forward(model, batch).cpu()
+            figure = draw(task, batch.to("cpu"), output)
             picture = path / f"eval-{split}.png"
             content = BytesIO()
             figure.savefig(content, dpi=110)
             write_whole(picture, content.getvalue())
             result["pictures"].append(str(picture))
-        write_whole(path / f"eval-{split}.json", (json.dumps(result, indent=1) + "\n").encode())
+        write_whole(path / f"eval-{split}.json", in_json(result).encode())
         if split == "test":
             write_test(path, step, result["metrics"])
     except OSError as error:  # the metrics are still returned
@@ -166,43 +114,105 @@ def _predictions(model: nn.Module, batch: Batch) -> list[tuple[np.ndarray, np.nd
     return list(zip(*parts, strict=True))
 
 
-def _picture(model: nn.Module, task: Task, batch: Batch) -> "Figure | None":
-    """Targets above predictions; None for tasks with one answer for each sequence, or tokens."""
-    if task.pooled or task.vocabulary is not None:
-        return None
-    with torch.inference_mode():
-        output = forward(model, batch).cpu()
-    draw = draw_images if task.kind == "tagging" else draw_curves
-    return draw(task, batch.to("cpu"), output)
-
-
-def draw_images(task: Task, batch: Batch, output: Tensor) -> "Figure":
-    """For each sample of a segmentation: the image, the target classes, the predicted classes."""
-    side = round(task.input_length**0.5)
-    rows = {
-        f"{task.name}: image": (batch.inputs[..., 0], -1, 1),
-        "truth": (batch.targets, 0, 2),
-        "prediction": (output.argmax(-1), 0, 2),
-    }
+def draw(task: Task, batch: Batch, output: Tensor) -> "Figure":
+    """Targets above predictions by position; for a segmentation, images below the input."""
+    rows = {"truth": batch.targets, "prediction": output[:, -task.output_length :]}
+    is_image, side = task.kind == "tagging", round(task.input_length**0.5)
+    if is_image:
+        images = {"image": batch.inputs[..., 0]}
+        rows = {**images, "truth": batch.targets, "prediction": output.argmax(-1)}
     figure = new_figure(3 * PICTURE_SAMPLES, 3 * len(rows))
     axes = figure.subplots(len(rows), PICTURE_SAMPLES)
-    for place, (name, (values, least, most)) in enumerate(rows.items()):
-        axes[place, 0].set_title(name, fontsize=9)
-        for k in range(PICTURE_SAMPLES):
-            shown = values[k].view(side, side).numpy()
-            axes[place, k].imshow(shown, cmap="gray_r", vmin=least, vmax=most)
-            axes[place, k].set(xticks=[], yticks=[])
-    return figure
-
-
-def draw_curves(task: Task, batch: Batch, output: Tensor) -> "Figure":
-    """For each sample of a regression: the targets and the predictions by position."""
-    figure = new_figure(3 * PICTURE_SAMPLES, 6)
-    axes = figure.subplots(2, PICTURE_SAMPLES)
-    rows = {f"{task.name}: truth": batch.targets, "prediction": output[:, -task.output_length :]}
     for place, (name, values) in enumerate(rows.items()):
-        axes[place, 0].set_title(name, fontsize=9)
-        for k in range(PICTURE_SAMPLES):
-            axes[place, k].plot(values[k].numpy(), linewidth=0.8)
-            axes[place, k].set_ylim(-1.1, 1.1)
+        title = name if place else f"{task.name}: {name}"
+        axes[place, 0].set_title(title, fontsize=9)
+        for each, value in zip(axes[place], values.numpy(), strict=True):
+            if is_image:
+                least, most = (-1, 1) if name == "image" else (0, 2)
+                each.imshow(value.reshape(side, side), cmap="gray_r", vmin=least, vmax=most)
+                each.set(xticks=[], yticks=[])
+            else:
+                each.plot(value, linewidth=0.8)
+                each.set_ylim(-1.1, 1.1)
     return figure
+
+
+# ---------------------------------------------------------------------------------- export
+
+
+def export_run(
+    run: str | Path, folder: str | Path, *, push: str | None = None, trust: bool = False
+) -> str:
+    """Write the best model with its card; returns the folder, or the address on the Hub."""
+    model, _, config, _ = load_best(run, torch.device("cpu"), trust=trust)
+    tokenizer = Path(run) / TOKENIZER
+    save_pretrained(
+        model,
+        folder,
+        tokenizer=read_bytes(tokenizer, LARGEST_FILE) if tokenizer.is_file() else None,
+        results=_results(RunDirectory.open(run)),
+        run=json.loads(config.to_json()),
+    )
+    return str(folder) if push is None else push_to_hub(folder, push)
+
+
+def _results(folder: RunDirectory) -> dict[str, Any]:
+    """The results for the model card: the best validation, and the test if there was one."""
+    records = [each for each in folder.records() if each["split"] == "validation"]
+    found = {"steps": records[-1]["step"]} if records else {}
+    result = folder.result or {}
+    names = ("task", "metric", "best", "best_step", "device", "seconds")
+    found |= {name: result[name] for name in names if name in result}
+    return found | {f"test {name}": value for name, value in read_test(folder).items()}
+
+
+def generate_text(
+    run: str | Path,
+    prompt: str,
+    *,
+    tokens: int = 200,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Iterator[str]:
+    """Pieces of the text after a prompt: at most `tokens` of them, or up to the end token.
+
+    Wrong arguments raise in this call, not when the first piece is read. Generation cannot look
+    ahead, so experts are chosen by their thresholds, also if training chose them over whole
+    sequences (docs/language.md).
+    """
+    from tokenizers.decoders import DecodeStream
+
+    config = RunDirectory.open(run).config
+    if not isinstance(config.model, LanguageConfig):
+        raise ValueError(f"{run} is not a language model: it was trained on {config.task.name}")
+    path = Path(run) / TOKENIZER
+    if not path.is_file():
+        raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
+    tokenizer = make_tokenizer(read_bytes(path, LARGEST_FILE), path)
+    model = load_best(run, torch.device(device)).model
+    with tokenizer_errors(path):
+        prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not prompt_tokens:
+        raise ValueError("the prompt is empty: give at least one word")
+    size, known = vocabulary_of(tokenizer), config.model.vocabulary
+    if size > known:
+        raise ValueError(f"{path} has more tokens than the {known} of the model")
+    assert isinstance(model, LanguageModel)
+    limits: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    start = torch.tensor(prompt_tokens, device=device)
+    generated = generate(causal(model), start, tokens, **limits, vocabulary=size, seed=seed)
+    end = end_token(tokenizer, path)
+    stream = DecodeStream(ids=prompt_tokens, skip_special_tokens=True)
+
+    def pieces() -> Iterator[str]:
+        for token in generated:
+            if token == end:
+                return
+            with tokenizer_errors(path):
+                piece = stream.step(tokenizer, token)
+            yield piece or ""
+
+    return pieces()

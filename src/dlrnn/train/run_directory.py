@@ -1,4 +1,4 @@
-"""The directory of a run, which no other run can overwrite.
+"""What a run keeps on disk: a directory, which no other run can overwrite, with these files.
 
 config.json        the complete configuration
 environment.json   versions, device, git revision; `then`: those of later resumes, if they differ
@@ -8,12 +8,18 @@ snapshots.jsonl    eigenvalues and kernels at a few steps
 step-*.safetensors the last two checkpoints; best.safetensors holds the best model
 tokenizer.json     the tokenizer of a language model
 result.json        written last, when the run is complete
+tensorboard, wandb scalars of the writer that was asked for
 """
 
 import contextlib
+import hashlib
 import json
+import os
 import platform
+import secrets
+import socket
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,15 +31,17 @@ from dlrnn._version import __version__
 from dlrnn.analysis.snapshot import SNAPSHOTS
 from dlrnn.common.files import (
     lock,
+    naming,
     open_append,
     require_regular,
     require_single,
     write_whole,
 )
-from dlrnn.common.untrusted import MOST_LINES, fit_fields, parse_json, read_bytes
+from dlrnn.common.untrusted import MOST_LINES, fit_fields, parse_json, read_bytes, read_json
 from dlrnn.models.pretrained import WEIGHTS
-from dlrnn.train.config import RunConfig, from_json
+from dlrnn.train.config import RunConfig, from_json, in_json
 
+WRITERS = ("tensorboard", "wandb", "none")
 CONFIG, ENVIRONMENT, RESULT = "config.json", "environment.json", "result.json"
 RECORDS, TIMING, LOCK = "records.jsonl", "timing.jsonl", "lock"
 _ENVIRONMENT = {
@@ -45,8 +53,6 @@ _RESULT = {
     **{"steps": int, "stopped": str, "seed": int, "parameters": int, "seconds": float},
     **{"seconds_from_step": int, "device": str},
 }
-
-
 APPENDED = (RECORDS, TIMING, SNAPSHOTS)
 
 
@@ -70,7 +76,7 @@ class RunDirectory:
         """
         folder = cls(path)
         check_links(folder.path)
-        files = {ENVIRONMENT: json.dumps(environment(), indent=1).encode(), **(files or {})}
+        files = {ENVIRONMENT: in_json(environment()).encode(), **(files or {})}
         if not folder._is_bare(files):
             if (folder.path / RESULT).exists():
                 raise ValueError(f"{path} holds a run that is complete; choose another folder")
@@ -103,17 +109,14 @@ class RunDirectory:
         """An existing run."""
         path = Path(path)
         if not (path / CONFIG).is_file():
-            near = sorted(
-                other.parent.name for other in path.parent.glob(f"{path.name}-*/{CONFIG}")
-            )
+            near = sorted(each.parent.name for each in path.parent.glob(f"{path.name}-*/{CONFIG}"))
             hint = f"; beside it there is {', '.join(near)}" if near else ""
             if not path.exists():
                 raise ValueError(f"there is no folder {path}{hint}")
             below = [str(each.parent) for each in islice(path.rglob(CONFIG), 3)]
             there = f"; below it there is {', '.join(below)}" if below else ""
-            raise ValueError(
-                f"{path} is not the folder of a run: it has no {CONFIG}{there or hint}"
-            )
+            lacks = f"it has no {CONFIG}{there or hint}"
+            raise ValueError(f"{path} is not the folder of a run: {lacks}")
         if (path / WEIGHTS).is_file():
             raise ValueError(f"{path} is an exported model; name the run that it was made from")
         check_links(path)
@@ -123,7 +126,7 @@ class RunDirectory:
         """Add the environment to environment.json if it has changed; `anew` replaces all."""
         path = self.path / ENVIRONMENT
         if anew:
-            write_whole(path, json.dumps(environment(), indent=1).encode())
+            write_whole(path, in_json(environment()).encode())
             return
         try:
             content = parse_json(read_bytes(path), str(path))
@@ -133,8 +136,7 @@ class RunDirectory:
             return
         then: list[dict[str, Any]] = first.pop("then", [])
         if (now := environment()) != (then or [first])[-1]:
-            content = {**first, "then": [*then, now]}
-            write_whole(path, json.dumps(content, indent=1).encode())
+            write_whole(path, in_json({**first, "then": [*then, now]}).encode())
 
     @property
     def config(self) -> RunConfig:
@@ -170,14 +172,13 @@ class RunDirectory:
         """Every line of records.jsonl; a truncated last line is ignored."""
         path, found = self.path / RECORDS, []
         lines = read_bytes(path, MOST_LINES).split(b"\n")[:-1] if path.exists() else []
+        known = {"step": int, "split": Literal["train", "validation", "test"]}
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
             try:
                 each = parse_json(line, where, nan=True)
-                known = {"step": int, "split": Literal["train", "validation", "test"]}
-                names = each if isinstance(each, dict) else ()
-                schema = {**{str(name): float for name in names}, **known}
-                record = fit_fields(each, schema, where, needed=known)
+                schema = dict.fromkeys(each, float) if isinstance(each, dict) else {}
+                record = fit_fields(each, schema | known, where, needed=known)
                 if record["split"] == "train" and "loss" not in record:
                     raise ValueError("it has no loss")
                 found.append(record)
@@ -250,3 +251,153 @@ def _git(source: Path, *arguments: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
     return None
+
+
+class JsonLines:
+    """A file of JSON lines that is only appended to.
+
+    Args:
+        length: on resume, the bytes that the file had at the checkpoint; later ones are removed.
+            None keeps all of it, and ends a truncated last line.
+        sha256: the digest that these bytes must have.
+    """
+
+    def __init__(self, path: Path, length: int | None, sha256: str | None = None) -> None:
+        self.path = path
+        there = path.lstat().st_size if path.exists() else 0
+        if max(there, length or 0) > MOST_LINES:
+            raise ValueError(f"{path} has more than {MOST_LINES} bytes, which no run writes")
+        if length is not None and there < length:
+            has = f"is shorter ({there} bytes) than" if path.exists() else "is gone, which has"
+            raise ValueError(f"{path} {has} {length} bytes of its checkpoint: begin a new run")
+        self._digest = hashlib.sha256()
+        self._file = open_append(path)
+        with naming(path):
+            if length is not None:
+                self._file.truncate(length)
+            self._file.seek(0)
+            before = self._file.read()
+            self._digest.update(before)
+            if before and not before.endswith(b"\n"):
+                self._file.write(b"\n")  # after a line that a full disk truncated
+        if sha256 not in (None, self.sha256):
+            self._file.close()
+            raise ValueError(f"{path} is not as it was at the checkpoint: begin a new run")
+
+    def append(self, values: dict[str, Any], **style: Any) -> None:
+        """Add a line, in this style of `json.dumps`; it is in the file when this returns."""
+        line = json.dumps(values, **style).encode() + b"\n"
+        self._digest.update(line)
+        with naming(self.path):
+            self._file.write(line)
+            self._file.flush()
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all lines so far."""
+        return self._digest.hexdigest()
+
+    def length(self) -> int:
+        """The bytes of the file, all of which are on the disk."""
+        with naming(self.path):
+            os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file. After an error the buffer may hold lines, which are lost."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+# ---------------------------------------------------------------------------------- writers
+
+
+def check_writer(name: str) -> None:
+    """Refuse an unknown writer, and W&B where it is not installed."""
+    if name not in WRITERS:
+        raise ValueError(f"writer must be one of {', '.join(WRITERS)}, not {name!r}")
+    if name == "wandb":
+        missing = "W&B was asked for and is not installed: pip install wandb"
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(f"{missing} ({error})") from error
+        if wandb.__file__ is None:  # a folder `wandb` in the current folder imports, too
+            raise ValueError(missing)
+
+
+def open_writer(name: str, folder: Path, start: int) -> "Writer | None":
+    """The writer of a run that continues from the step `start`; None for "none"."""
+    if name == "tensorboard":
+        return _TensorBoard(folder, start)
+    return _WeightsAndBiases(folder) if name == "wandb" else None
+
+
+class _TensorBoard:
+    """Event files beside the records, written at once, so that an error names its file.
+
+    TensorBoard hides values after the step `start` that a killed run left in older files.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder = folder / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        check_links(folder)
+        place = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self.path = folder / f"events.out.tfevents.{int(time.time()):010d}.{place}"
+        self._file = open_append(self.path)
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        self._write(step=start + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, **content: Any) -> None:
+        event = self._event(wall_time=time.time(), **content)
+        with naming(self.path):
+            self._records.write(event.SerializeToString())
+            self._file.flush()
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Keep one value."""
+        value = self._summary.Value(tag=tag, simple_value=scalar_value)
+        self._write(step=global_step, summary=self._summary(value=[value]))
+
+    def close(self) -> None:
+        """Close the file, which holds every value; after an error the last one may be lost."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class _WeightsAndBiases:
+    """One W&B run for each of our runs, however often it is resumed: its id is kept on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        kept = folder / "wandb" / "id"
+        there = read_bytes(kept, 256).decode() if kept.is_file() else ""
+        name = there or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        config = read_json(folder / CONFIG)
+        about = {"dir": str(folder), "name": str(folder), "config": config}
+        try:
+            self.run = wandb.init(id=name, resume="allow", **about)
+        except Exception as error:
+            raise ValueError(f"W&B: {error}") from error
+        kept.parent.mkdir(exist_ok=True)
+        write_whole(kept, name.encode())
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Send one value; those that were sent before the run was killed cannot be sent again."""
+        if global_step >= self.run.step:
+            self.run.log({tag: scalar_value}, step=global_step)
+
+    def close(self) -> None:
+        """Wait until all values have arrived."""
+        self.run.finish()
+
+
+Writer = _TensorBoard | _WeightsAndBiases

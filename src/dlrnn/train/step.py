@@ -1,10 +1,14 @@
-"""One update of the parameters: a captured CUDA graph on a GPU, eager PyTorch elsewhere."""
+"""What a model does with batches: an update of its parameters, and an evaluation.
+
+An update is a captured CUDA graph on a GPU, and eager PyTorch elsewhere.
+"""
 
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +16,16 @@ from torch.optim import AdamW, Optimizer
 
 from dlrnn.nn import param_groups, reuse_kernels
 from dlrnn.tasks import Batch, Task
+from dlrnn.train.checkpoint import make_model
 from dlrnn.train.config import RunConfig
 from dlrnn.train.distributed import is_sharded, local_processes, local_tensor, make_fabric
-from dlrnn.train.model import make_model
-from dlrnn.train.prefetch import prefetch, thread_count
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+Item = TypeVar("Item")
+
+DIVERGED = "no checkpoint contains it: begin a new run with a smaller --lr, or with --clip 1"
 _WARM = 3  # steps before a graph is captured: libraries choose their algorithms in them
 
 
@@ -58,21 +64,24 @@ class TrainingStep:
     ) -> None:
         self.config, self.task, self.model, self.optimizer = config, task, model, optimizer
         self.fabric, self.device = fabric, fabric.device
-        world = fabric.world_size
-        self.part = micro_batch_size(config, world)
+        part = micro_batch_size(config, fabric.world_size)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.bad_parameter = torch.zeros((), dtype=torch.int64, device=self.device)
         self.index = torch.zeros((), dtype=torch.int64, device=self.device)  # the step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feed: list[Batch] = []  # the graph reads batches of the host from here
-        self._capture = self.device.type == "cuda" and world == 1
+        self._capture = self.device.type == "cuda" and fabric.world_size == 1
         self._warm = 0
         self._dropout = _generator(self.device)
         self._parameters = list(model.parameters())  # listing them takes time in each step
         if self.device.type == "cuda":
             torch.compiler.reset()
-        self._makers = [self._maker(k) for k in range(config.accumulate)]
+        first = fabric.global_rank * config.accumulate
+        self._makers = [
+            batch_maker(task, part, self.device, (first + k) * part, config.batch_size)
+            for k in range(config.accumulate)
+        ]
         self._stream = torch.cuda.Stream() if self._capture else None
 
     def __call__(self, step: int, batches: list[Batch] | None) -> None:
@@ -163,27 +172,25 @@ class TrainingStep:
     def _totals(self, batches: list[Batch]) -> Tensor:
         """Totals of the whole batch, so that the losses of its parts on all processes add up."""
         totals = torch.stack([self.task.totals(batch) for batch in batches]).sum(0)
-        if self.fabric.world_size > 1:
-            totals = self.fabric.all_reduce(totals, reduce_op="sum")  # type: ignore[assignment]
-        return totals
+        return cast("Tensor", self.fabric.all_reduce(totals, reduce_op="sum"))
 
     def samples(self, step: int) -> list[Batch]:
         """All micro-batches of this process, at a step."""
         return [maker(step) for maker in self._makers]
 
-    def _maker(self, part: int) -> Callable[[int | Tensor], Batch]:
-        """The function that makes micro-batch `part` of this process."""
-        first = (self.fabric.global_rank * self.config.accumulate + part) * self.part
-        return batch_maker(self.task, self.part, self.device, first, self.config.batch_size)
+    def prefetched(self, start: int, stop: int) -> Generator[list[Batch] | None, None, None]:
+        """`samples` of steps start .. stop - 1; None for each if the device makes them."""
+        if self.task.on_device:
+            yield from (None for _ in range(start, stop))
+            return
+        threads = thread_count(self.device, local_processes(self.fabric))
+        yield from prefetch(self.samples, range(start, stop), threads)
 
     def take_loss(self, steps: int) -> float:
         """The mean loss of the last `steps`, over all processes; it waits for the device."""
-        mean = self.loss_sum / steps
-        if self.fabric.world_size > 1:
-            mean = self.fabric.all_reduce(mean, reduce_op="sum")  # type: ignore[assignment]
-        value = float(mean)
+        mean = cast("Tensor", self.fabric.all_reduce(self.loss_sum / steps, reduce_op="sum"))
         self.loss_sum.zero_()
-        return value
+        return mean.item()
 
     def _note_nonfinite(self, finite: Tensor) -> None:
         """Remember the first step with a gradient that is not finite, and its parameter."""
@@ -201,11 +208,7 @@ class TrainingStep:
             return
         names = [n for n, p in self.model.named_parameters() if p.grad is not None]
         name = _unwrapped_name(names[int(self.bad_parameter)])
-        advice = (
-            "and no checkpoint contains it: begin a new run with a smaller --lr, or with --clip 1"
-        )
-        if step == 0:
-            advice = "in the first step: the initial parameters of the model give it"
+        advice = f"and {DIVERGED}" if step else "in the first step: the initial parameters give it"
         raise FloatingPointError(f"step {step + 1}: the gradient of {name} is not finite, {advice}")
 
     def _set_rate(self, step: int) -> None:
@@ -259,15 +262,33 @@ def forward(model: nn.Module, batch: Batch, *, targets: bool = False) -> Tensor:
     return output
 
 
-def prefetched(
-    step: TrainingStep, start: int, stop: int
-) -> Generator[list[Batch] | None, None, None]:
-    """The micro-batches of steps start .. stop - 1; None for each if the device makes them."""
-    if step.task.on_device:
-        yield from (None for _ in range(start, stop))
-        return
-    threads = thread_count(step.device, local_processes(step.fabric))
-    yield from prefetch(step.samples, range(start, stop), threads)
+def prefetch(
+    make: Callable[[int], Item], numbers: Sequence[int], threads: int
+) -> Generator[Item, None, None]:
+    """`make(number)` for each number, in order, computed by threads a few numbers in advance.
+
+    Drawing 16 images on the host may take longer than a GPU's training step with them.
+    """
+    pool = ThreadPoolExecutor(threads)
+    pending = deque[Future[Item]]()
+    try:
+        for place in range(len(numbers)):
+            for later in numbers[place + len(pending) : place + threads + 2]:
+                pending.append(pool.submit(make, later))
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def thread_count(device: torch.device, processes: int) -> int:
+    """Threads for `prefetch` in one of `processes` processes on this machine.
+
+    Half of the process's cores when the model runs on the CPU; all but two with a GPU; at most 16.
+    """
+    known = getattr(os, "sched_getaffinity", None)
+    cores = (len(known(0)) if known else os.cpu_count() or 1) // processes
+    free = cores // 2 if device.type == "cpu" else cores - 2
+    return max(1, min(16, free))
 
 
 def make_step(config: RunConfig, device: torch.device) -> TrainingStep:
@@ -280,41 +301,48 @@ def make_step(config: RunConfig, device: torch.device) -> TrainingStep:
     return TrainingStep(config, task, wrapped, wrapped_optimizer, fabric)
 
 
-# ---------------------------------------------------------------------------------- determinism
-
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_REFUSED = " does not have a deterministic implementation"
-_memory: Any = import_module("torch.utils.deterministic")  # its attribute has no type
+# ---------------------------------------------------------------------------------- evaluation
 
 
-@contextmanager
-def deterministic(*, enable: bool) -> Iterator[None]:
-    """PyTorch's strict deterministic mode, without its slow filling of new memory.
+def held_out(
+    task: Task, config: RunConfig, split: str, device: torch.device, *, first: int = 0, of: int = 1
+) -> Iterator[Batch]:
+    """The batches of a split: all of a set on disk, otherwise `eval_batches`.
 
-    The strict mode raises for an operation that has no deterministic kernel: where PyTorch only
-    warns, attention's gradients are still added in any order.
+    One of several processes takes every `of`-th batch from `first` on.
     """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    if not enable or (enabled and not warns):
-        yield
-        return
-    os.environ.setdefault(_CUBLAS, ":4096:8")  # the strict mode refuses cuBLAS without it
-    fills = _memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    _memory.fill_uninitialized_memory = False
-    try:
-        yield
-    except RuntimeError as error:
-        if _CUBLAS in str(error):  # PyTorch reads the variable when cuBLAS is first used
-            advice = f"set {_CUBLAS}=:4096:8 before its process starts, or train in a new one"
-            raise ValueError(
-                f"this process used cuBLAS before a deterministic run: {advice}"
-            ) from error
-        if _REFUSED not in str(error):
-            raise
-        operation = str(error).partition(_REFUSED)[0]
-        raise ValueError(f"{operation}{_REFUSED}: train without --deterministic") from error
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        _memory.fill_uninitialized_memory = fills
+    size, count = config.batch_size, task.count(split)
+    batches = config.eval_batches if count is None else -(-count // size)
+
+    def batch(step: int) -> Batch:
+        here = size if count is None else min(size, count - step * size)
+        return task.sample(here, split=split, step=step, device=device, of=size)
+
+    steps = range(first, batches, of)
+    if task.on_device:
+        return map(batch, steps)
+    return prefetch(batch, steps, thread_count(device, of))
+
+
+def scores(
+    model: nn.Module,
+    task: Task,
+    batches: Iterator[Batch],
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, float]:
+    """Loss and metrics, averaged over batches by their weight; `total` adds up all processes."""
+    was_training, device = model.training, next(model.parameters()).device
+    names = [*sorted(("loss", *task.metric_names)), "weight"]
+    sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            output, weight = forward(model, batch, targets=task.gives_targets), task.weight(batch)
+            values = {"loss": task.loss(output, batch), **task.metrics(output, batch)}
+            for name, value in values.items():
+                sums[name] = sums[name] + weight * value.double()
+            sums["weight"] = sums["weight"] + weight
+    model.train(was_training)
+    stacked = torch.stack(list(sums.values()))
+    *added, weights = (stacked if total is None else total(stacked)).tolist()
+    return task.summary({name: value / weights for name, value in zip(names, added, strict=False)})

@@ -1,56 +1,69 @@
 """The training loop, the same for all tasks and models."""
 
 import hashlib
-import json
 import math
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
 from dlrnn.common.files import write_whole
-from dlrnn.common.untrusted import naming_file
-from dlrnn.models import LanguageConfig
-from dlrnn.models.model import Block
+from dlrnn.common.progress import Progress
+from dlrnn.common.untrusted import naming_file, printable
 from dlrnn.ops.checks import NotFiniteError
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
     BEST,
     LoadedCheckpoint,
+    check_trusted,
     checkpoints,
     load_model,
     load_newest,
     load_optimizer,
+    prepared,
     read_header,
     remove_old,
     save_best,
     save_checkpoint,
     state_tensors,
 )
-from dlrnn.train.config import RunConfig
-from dlrnn.train.distributed import is_sharded, make_fabric
-from dlrnn.train.early_stopping import Evaluation, constant_level, should_stop, stop_reason
-from dlrnn.train.evaluation import Share, averaged, held_out, metric_sums
-from dlrnn.train.logging import JsonLines, RunProgress, check_writer, open_writer
-from dlrnn.train.model import check_trusted, make_model
-from dlrnn.train.run_directory import CONFIG, RECORDS, RESULT, TIMING, RunDirectory
-from dlrnn.train.signals import stop_requests
+from dlrnn.train.config import RunConfig, in_json
+from dlrnn.train.distributed import deterministic, is_sharded, make_fabric, stop_requests
+from dlrnn.train.early_stopping import constant_level, should_stop, stop_reason
+from dlrnn.train.run_directory import (
+    CONFIG,
+    RECORDS,
+    RESULT,
+    TIMING,
+    JsonLines,
+    RunDirectory,
+    check_writer,
+    open_writer,
+)
 from dlrnn.train.step import (
+    DIVERGED,
     TrainingStep,
-    deterministic,
+    held_out,
     make_optimizer,
     micro_batch_size,
-    prefetched,
+    scores,
 )
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+_BEGINNING: dict[str, Any] = {
+    **{"step": 0, "logged": 0, "loss_sum": 0.0, "best": {"value": None, "step": 0}, "last": {}},
+    **{"records": 0, "records_sha256": None, "snapshots": 0},
+}
+"""The counters of a run without a checkpoint."""
 
 
 def train(
@@ -102,15 +115,9 @@ def train(
     fabric.launch()
     micro_batch_size(config, fabric.world_size)  # raises before a folder is made
     with nullcontext() if begins else naming_file(folder.path / CONFIG):
-        task = config.make_task()
-        _check_data(task)
-        _check_vocabulary(config, task)
-        model = make_model(config, task)
-        _check_padding(model, task)
-        _check_state(model)
+        task, model = prepared(config)
     if early_stop and task.less_is_better:
         raise ValueError(f"--early-stop needs a metric that ends at 1; {task.name} has a loss")
-    options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}
     with ExitStack() as stack:
         if fabric.is_global_zero:
             files = task.files() if begins else {}
@@ -123,40 +130,8 @@ def train(
                 folder.note_environment(anew=not checkpoints(folder.path))
         fabric.barrier()
         stack.enter_context(deterministic(enable=config.deterministic))
+        options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}
         return Trainer(folder, config, fabric, task, model, stack=stack, **options).run()
-
-
-def _check_data(task: Task) -> None:
-    """Raise if a split that the run needs is missing."""
-    splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
-    counts = [task.count(split) for split in splits]
-    if None in counts and not task.drawable:
-        task.sample(1)  # its error says how to get the data
-
-
-def _check_padding(model: nn.Module, task: Task) -> None:
-    """Raise if the batches are padded and a mixer cannot ignore padding."""
-    if not task.on_device and task.sample(1).lengths is not None:
-        for block in model.modules():
-            if isinstance(block, Block):
-                block.check_padding()
-
-
-def _check_state(model: nn.Module) -> None:
-    """Raise if the model's state holds anything but tensors, which checkpoints cannot store."""
-    for name, value in model.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise ValueError(f"checkpoints hold tensors, and {name} of the model is a {kind}")
-
-
-def _check_vocabulary(config: RunConfig, task: Task) -> None:
-    """Raise if the task has more tokens than the language model."""
-    tokens = task.vocabulary or 0
-    if isinstance(config.model, LanguageConfig) and tokens > config.model.vocabulary:
-        less = f"the model's vocabulary, {config.model.vocabulary}"
-        advice = f"--model.vocabulary {tokens}"
-        raise ValueError(f"{task.name} has {tokens} tokens, more than {less}: say {advice}")
 
 
 class Trainer:
@@ -188,14 +163,20 @@ class Trainer:
         self.identity = {"config": config.digest(), "data": task.digest()}
         """What must not change during a run. The location of its data may."""
         checkpoint = load_newest(folder.path)
+        counters = _BEGINNING if checkpoint is None else checkpoint.counters
         if checkpoint is not None:
             load_model(checkpoint.path, checkpoint.tensors, model)
-        self._restore_counters(checkpoint)
+            self._check_identity(checkpoint)
+        self.start: int = counters["step"]
+        self.logged: int = counters["logged"]
+        self.best: dict[str, Any] = counters["best"]
+        self.last: dict[str, float] = counters["last"]
+        self.later_best = self._find_later_best()
         if self.rank_zero:
-            self._open_files(checkpoint, stack)
+            self._open_files(counters, stack)
         known = folder.evaluations(task.metric) if self.start and self.rank_zero else []
         evaluations = [(each["step"], each[task.metric]) for each in known]
-        self.evaluations: list[Evaluation] = fabric.broadcast(evaluations)
+        self.evaluations: list[tuple[int, float]] = fabric.broadcast(evaluations)
         lacks = task.metric not in self.last or self.best["value"] is None
         if lacks and checkpoint is not None and (self.evaluations or self.start == config.steps):
             problem = f"its header lacks the evaluations before step {self.start}"
@@ -205,50 +186,41 @@ class Trainer:
         self.module_optimizer = make_optimizer(config, model, self.device)
         if checkpoint is not None:
             load_optimizer(checkpoint.tensors, model, self.module_optimizer)
-        self.optimizer = cast("Optimizer", fabric.setup_optimizers(self.module_optimizer))
-        self.step = TrainingStep(config, task, self.model, self.optimizer, fabric)
-        self.step.loss_sum.fill_(self.loss_sum if self.rank_zero else 0.0)  # the sum of all ranks
+        optimizer = cast("Optimizer", fabric.setup_optimizers(self.module_optimizer))
+        self.step = TrainingStep(config, task, self.model, optimizer, fabric)
+        self.step.loss_sum.fill_(counters["loss_sum"] if self.rank_zero else 0.0)  # of all ranks
 
+        self.shown: dict[str, str] = {}
         name = f"{task.name} {config.model.mixer}"
-        show = show and self.rank_zero
-        self.progress = RunProgress(name, self.start, config.steps, self.device, show=show)
-        self.progress.say(f"run: {folder.path}")
+        shows = show and self.rank_zero
+        self.progress = Progress(name, "steps", config.steps, self.start) if shows else None
+        if self.progress is not None:
+            stack.enter_context(self.progress).say(f"run: {folder.path}")
+            self.progress.begin()
         for problem in checkpoint.problems if checkpoint is not None and self.rank_zero else ():
-            self.progress.warn(f"{problem}; the checkpoint before it is used")
+            print(printable(f"{problem}; the checkpoint before it is used"), file=sys.stderr)
         self.writer = open_writer(writer, folder.path, self.start) if self.rank_zero else None
         self.stop_requests = stack.enter_context(stop_requests())  # until everything is closed
         if self.writer is not None:
             stack.callback(self.writer.close)
 
-    def _restore_counters(self, checkpoint: LoadedCheckpoint | None) -> None:
-        counters: dict[str, Any] = {} if checkpoint is None else checkpoint.counters
-        self.start: int = counters.get("step", 0)
-        if checkpoint is not None and self.start > self.config.steps:
-            raise ValueError(
-                f"{checkpoint.path} is of step {self.start}, and the run has {self.config.steps}"
-            )
-        for name, value in self.identity.items():
-            if counters.get(name, value) != value:
-                what = {"config": "configuration", "data": "set of data"}[name]
-                raise ValueError(
-                    f"{self.folder.path} was begun with another {what}: begin a new run"
-                )
-        self.best: dict[str, Any] = counters.get("best", {"value": None, "step": 0})
-        self.last: dict[str, float] = counters.get("last", {})
-        self.logged: int = counters.get("logged", self.start)
-        self.loss_sum: float = counters.get("loss_sum", 0.0)
-        self.later_best = self._find_later_best()
+    def _open_files(self, counters: dict[str, Any], stack: ExitStack) -> None:
+        def opened(name: str, length: int | None, digest: str | None = None) -> JsonLines:
+            return stack.enter_context(closing(JsonLines(self.folder.path / name, length, digest)))
 
-    def _open_files(self, checkpoint: LoadedCheckpoint | None, stack: ExitStack) -> None:
-        counters: dict[str, Any] = {} if checkpoint is None else checkpoint.counters
-        path, digest = self.folder.path, counters.get("records_sha256")
-        self.records = JsonLines(path / RECORDS, counters.get("records", 0), digest)
-        stack.callback(self.records.close)
-        self.timing = JsonLines(path / TIMING, 0 if checkpoint is None else None)
-        stack.callback(self.timing.close)
-        length = counters.get("snapshots", 0)
-        self.snapshots = JsonLines(path / SNAPSHOTS, length, separators=(",", ":"))
-        stack.callback(self.snapshots.close)
+        self.records = opened(RECORDS, counters["records"], counters["records_sha256"])
+        self.timing = opened(TIMING, None if self.start else 0)
+        self.snapshots = opened(SNAPSHOTS, counters["snapshots"])
+
+    def _check_identity(self, checkpoint: LoadedCheckpoint) -> None:
+        """Refuse a checkpoint of another configuration, other data, or a later step."""
+        step, steps = checkpoint.counters["step"], self.config.steps
+        if step > steps:
+            raise ValueError(f"{checkpoint.path} is of step {step}, and the run has {steps}")
+        for name, what in (("config", "configuration"), ("data", "set of data")):
+            if checkpoint.counters[name] != self.identity[name]:
+                path = self.folder.path
+                raise ValueError(f"{path} was begun with another {what}: begin a new run")
 
     def _find_later_best(self) -> dict[str, Any] | None:
         """The best model on disk, if it is newer than the checkpoint that the run resumes from.
@@ -273,45 +245,43 @@ class Trainer:
         self.model.train()
         done = self.start
         ended = any(step == done for step, _ in self.evaluations) and self._should_stop(done)
-        batches = prefetched(self.step, done, done if ended else config.steps)
+        batches = self.step.prefetched(done, done if ended else config.steps)
         alone, stops = self.fabric.world_size == 1, False
-        with self.progress:
-            for done, parts in enumerate(batches, start=self.start + 1):
+        for done, parts in enumerate(batches, start=self.start + 1):
+            with _divergence(done):
+                self.step(done - 1, parts)
+            ends = done == config.steps
+            evaluation = done % config.eval_every == 0 or ends
+            checkpoint = done % config.checkpoint_every == 0 or ends
+            due = done % config.log_every == 0 or checkpoint
+            if due or evaluation or self.device.type == "cpu":
+                self.step.check_finite()
+            if due:
+                self._log(done, time.perf_counter() - began)
+            if evaluation:
                 with _divergence(done):
-                    self.step(done - 1, parts)
-                ends = done == config.steps
-                evaluation = done % config.eval_every == 0 or ends
-                checkpoint = done % config.checkpoint_every == 0 or ends
-                due = done % config.log_every == 0 or checkpoint
-                if due or evaluation or self.device.type == "cpu":
-                    self.step.check_finite()
-                if due:
-                    self._log(done, time.perf_counter() - began)
-                if evaluation:
-                    with _divergence(done):
-                        self._evaluate(done)
-                    ends = ends or self._should_stop(done)
-                    self._snapshot(done, ends=ends)
-                if ends and not due:
-                    self._log(done, time.perf_counter() - began)
-                if checkpoint or ends:
+                    self._evaluate(done)
+                ends = ends or self._should_stop(done)
+                self._snapshot(done, ends=ends)
+            if ends and not due:
+                self._log(done, time.perf_counter() - began)
+            if checkpoint or ends:
+                self._checkpoint(done)
+            if due or ends or alone:  # several processes agree at steps that synchronise them
+                stops = self._stop_requested()
+            if ends:
+                break
+            if stops:
+                self.step.check_finite()
+                if not checkpoint:
                     self._checkpoint(done)
-                if due or ends or alone:  # several processes agree at steps that synchronise them
-                    stops = self._stop_requested()
-                if ends:
-                    break
-                if stops:
-                    self.step.check_finite()
-                    if not checkpoint:
-                        self._checkpoint(done)
-                    self.fabric.barrier()  # an early exit looks like a failure to a launcher
-                    raise KeyboardInterrupt
+                self.fabric.barrier()  # an early exit looks like a failure to a launcher
+                raise KeyboardInterrupt
         batches.close()
         result = self._result(done, time.perf_counter() - began)
         if self.rank_zero:
             remove_old(self.folder.path)
-            content = json.dumps(result, indent=1) + "\n"
-            write_whole(self.folder.path / RESULT, content.encode())
+            write_whole(self.folder.path / RESULT, in_json(result).encode())
         self.fabric.barrier()
         if stops or (alone and self.stop_requests):  # the caller must not start another run
             raise KeyboardInterrupt
@@ -339,19 +309,11 @@ class Trainer:
             self.timing.append(line)
 
     def _evaluate(self, step: int) -> None:
-        rank, world = self.fabric.global_rank, self.fabric.world_size
+        first, of = self.fabric.global_rank, self.fabric.world_size
         if is_sharded(self.fabric):
-            rank, world = 0, 1  # each process evaluates all: every forward synchronises them
-        share = Share(rank, world)
-        batches = held_out(self.task, self.config, "validation", self.device, share)
-        total = metric_sums(self.model, self.task, batches, self.device)
-        names = sorted(total)
-        sums = torch.stack([total[name] for name in names])
-        if world > 1:
-            sums = self.fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
-        elif is_sharded(self.fabric):
-            sums = self.fabric.broadcast(sums)  # all agree on the best model
-        self.last = averaged(self.task, dict(zip(names, sums.tolist(), strict=True)))
+            first, of = 0, 1  # each process evaluates all: every forward synchronises them
+        batches = held_out(self.task, self.config, "validation", self.device, first=first, of=of)
+        self.last = scores(self.model, self.task, batches, self._total)
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
         self.evaluations.append((step, value))
@@ -361,9 +323,15 @@ class Trainer:
             later = self.later_best
             later = later if later and later["step"] > step else None
             if self.rank_zero and (later is None or self._is_better(value, later["value"])):
-                counters = {"config": self.identity["config"], "metric": self.task.metric}
-                counted: dict[str, Any] = {**counters, "value": value, "files": self.files}
-                save_best(self.folder.path, step, tensors, counted)
+                about = {"config": self.identity["config"], "metric": self.task.metric}
+                counters = {**about, "value": value, "files": self.files}
+                save_best(self.folder.path, step, tensors, counters)
+
+    def _total(self, sums: Tensor) -> Tensor:
+        """Sums over all processes."""
+        if is_sharded(self.fabric):
+            return self.fabric.broadcast(sums)  # all agree on the best model
+        return cast("Tensor", self.fabric.all_reduce(sums, reduce_op="sum"))
 
     def _snapshot(self, step: int, *, ends: bool) -> None:
         """Record eigenvalues and kernels after 1, 2, 4, ... evaluations, and at the end."""
@@ -372,15 +340,13 @@ class Trainer:
         if due and self.rank_zero and not is_sharded(self.fabric):
             taken = snapshot(self.module, step, self.task.input_length)
             if taken["layers"]:
-                self.snapshots.append(taken)
+                self.snapshots.append(taken, separators=(",", ":"))
 
     def _checkpoint(self, step: int) -> None:
         """Write a checkpoint; between two records of the loss it holds the sum since the last."""
         if self.task.digest() != self.identity["data"]:
-            raise ValueError(
-                "the set of data was changed while the run read it: no checkpoint was written;"
-                " begin a new run"
-            )
+            changed = "the set of data was changed while the run read it"
+            raise ValueError(f"{changed}: no checkpoint was written; begin a new run")
         tensors = state_tensors(self.module, self.module_optimizer, keep=self.rank_zero)
         if self.rank_zero:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
@@ -394,21 +360,30 @@ class Trainer:
         if not self.rank_zero:
             return
         self.records.append({"step": step, "split": split, **values})
-        metric = self.task.metric
-        shown = {k: v for k, v in values.items() if k != "lr"}
-        if split != "train":
-            shown = {f"{split} loss" if metric == "loss" else metric: values[metric]}
-        self.progress.show(step, shown)
+        self._show(step, split, values)
         if self.writer is not None:
             for name, value in values.items():
                 self.writer.add_scalar(f"{name}/{split}", value, step)
+
+    def _show(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Show the loss or the metric of a step, beside the others that were shown last."""
+        if self.progress is None:
+            return
+        metric = "loss" if split == "train" else self.task.metric
+        name = f"{split} loss" if split != "train" and metric == "loss" else metric
+        self.shown[name] = f"{name} {values[metric]:.4g}"
+        words = list(self.shown.values())
+        if self.device.type == "cuda":
+            words.append(f"{torch.cuda.max_memory_allocated(self.device) / 2**30:.2g} GiB")
+        self.progress.update(step, text="  ".join(words))
 
     def _result(self, steps: int, seconds: float) -> dict[str, Any]:
         later, best = self.later_best, self.best
         if later is not None and self._is_better(later["value"], best["value"]):
             best = later
         level = None if steps == self.config.steps else constant_level(self.evaluations, steps)
-        stopped = "" if level is None else stop_reason(self.task.metric, level)
+        stopped = {} if level is None else {"stopped": stop_reason(self.task.metric, level)}
+        on_gpu = self.device.type == "cuda"
         return {
             "task": self.task.name,
             "metric": self.task.metric,
@@ -416,14 +391,12 @@ class Trainer:
             "best": best["value"],
             "best_step": best["step"],
             "steps": steps,
-            **({"stopped": stopped} if stopped else {}),
+            **stopped,
             "seed": self.config.seed,
             "parameters": self.parameters,
             "seconds": round(seconds, 3),
             "seconds_from_step": self.start,
-            "device": torch.cuda.get_device_name(self.device)
-            if self.device.type == "cuda"
-            else "cpu",
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
         }
 
 
@@ -433,7 +406,5 @@ def _divergence(step: int) -> Iterator[None]:
     try:
         yield
     except NotFiniteError as error:
-        raise FloatingPointError(
-            f"step {step}: the run has diverged ({error}), and no checkpoint contains it: begin"
-            " a new run with a smaller --lr, or with --clip 1"
-        ) from error
+        sentence = f"step {step}: the run has diverged ({error}), and {DIVERGED}"
+        raise FloatingPointError(sentence) from error
