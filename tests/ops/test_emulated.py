@@ -5,11 +5,16 @@ multiprocessors, so that blocks have several tiles and use a stage again.
 """
 
 import sys
+from functools import partial
 
 import pytest
 import torch
-from convolutions import assert_16_bit_inputs_are_right, assert_twice_the_error_of_plain_pytorch
 from emulator import Kernel, compiled
+from kernels import (
+    assert_16_bit_inputs_are_right,
+    assert_twice_the_error_of_plain_pytorch,
+    convolution_inputs,
+)
 from support import relative_error
 
 from dlrnn.ops.cuda import channel_vandermonde, convolution, long_convolution, vandermonde
@@ -17,9 +22,7 @@ from dlrnn.ops.cuda import channel_vandermonde, convolution, long_convolution, v
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
-def inputs(batch, length, channels, right, left):
-    u, dy = torch.randn(2, batch, length, channels)
-    return u, dy, torch.randn(channels, right), torch.randn(channels, left)
+inputs = partial(convolution_inputs, device="cpu")
 
 
 @pytest.mark.parametrize(
