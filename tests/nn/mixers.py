@@ -1,11 +1,12 @@
 """Every mixer in every form, for the tests of what all of them must do."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from support import DEVICE
-from torch.nn import functional as F
+from torch import nn
 
 from dlrnn.nn import (
     DLR,
@@ -20,7 +21,6 @@ from dlrnn.nn import (
     SGConv,
 )
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
-from dlrnn.ops import reference
 
 SMALL = {
     "dlr": partial(DLR, d_model=4, d_state=6),
@@ -35,20 +35,46 @@ SMALL = {
 }
 """A small layer of each kind, with four channels."""
 
+STREAMING = SMALL | {"experts": partial(Experts, 4, experts=3, d_ff=5, router="threshold")}
+
 KERNEL_MIXERS = DLR, DSS, S4D, S4, SGConv
-ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu, "identity": lambda y: y}
 
 
-def convolved(layer, x, kernel):
-    """A kernel mixer by its definition, in float64 on the CPU, from its kernel [rows, K]."""
-    x, kernel, H = x.double().cpu(), kernel.double().cpu(), layer.d_model
-    left = kernel[H:] if layer.bidirectional else None
-    y = reference.convolution(x, kernel[:H], left) + layer.D.double().cpu() * x
-    if not layer.project:
-        return y
-    y = ACTIVATIONS[layer.activation](y)
-    y = y @ layer.out.weight.double().cpu().T + layer.out.bias.double().cpu()
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
+class UsersMixer(Mixer[torch.Tensor]):
+    """`s_t = (s_{t-1} + u_t) / 2`: a user's subclass, which gets the contract from `Mixer`."""
+
+    def __init__(self, d_model, *, bidirectional=False):
+        super().__init__()
+        self.d_model, self.bidirectional = d_model, bidirectional
+        self.rate = nn.Parameter(torch.full((d_model,), 0.5))
+
+    def options(self):
+        return {"d_model": self.d_model, "bidirectional": self.bidirectional}
+
+    def _parameter(self):
+        return self.rate
+
+    def _whole(self, u, lengths):
+        return self._chunk(u, None, lengths)[0]
+
+    def _chunk(self, u, state, lengths):
+        states = [self._initial_state(len(u)) if state is None else state]
+        for u_t in u.unbind(1):
+            states.append(self.rate * (states[-1] + u_t))
+        every = torch.stack(states, dim=1)  # [B, L + 1, H]
+        last = every[:, -1] if lengths is None else every[range(len(u)), lengths]
+        return every[:, 1:].to(u.dtype), last.clone()
+
+    def _step(self, u, state):
+        y, state = self._chunk(u[:, None], state, None)
+        return y[:, 0], state
+
+    def _initial_state(self, batch_size):
+        return self.rate.new_zeros(batch_size, self.d_model)
+
+    def _check_state(self, state, batch):
+        if state.shape != (batch, self.d_model):
+            raise ValueError(f"state: expected {[batch, self.d_model]}, got {list(state.shape)}")
 
 
 class Form(NamedTuple):
@@ -75,6 +101,8 @@ class Form(NamedTuple):
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif isinstance(layer, SGConv):  # the norm is not that of the kernel any more
                 layer.sub_kernels.normal_(std=0.3)
+            elif isinstance(layer, UsersMixer):
+                layer.rate.uniform_()
         return layer
 
     def input(self, length, batch=2, dtype=torch.float64):
@@ -93,6 +121,7 @@ SIZES: dict[Any, dict[str, Any]] = {
     AttentionFF: {"d_model": 8, "heads": 2, "d_ff": 5},
     LocalAttention: {"d_model": 8, "heads": 2, "chunk": 7},
     Experts: {"d_model": 6, "experts": 4, "d_ff": 5, "router": "threshold"},
+    UsersMixer: {"d_model": 3},
 }
 MANY_STATES = PROD_PAIRS_UP_TO + 1  # from here on DLR-prod streams by online convolution
 
@@ -101,11 +130,11 @@ CAUSAL = [
     Form(DLR, {"cast": "prod"}),
     Form(DLR, {"cast": "prod", "d_state": MANY_STATES}, many=True),
     Form(DLR, {"kernel_length": 70}),
-    Form(DLR, {"kernel_length": 3}),
-    Form(DLR, {"kernel_length": 1}),
+    Form(DLR, {"kernel_length": 3, "activation": "relu"}),
+    Form(DLR, {"kernel_length": 1, "activation": "identity"}),
     Form(DLR, {"cast": "prod", "kernel_length": 70}),
     Form(DLR, {"cast": "prod", "d_state": MANY_STATES, "kernel_length": 70}),
-    Form(DLR, {"glu": True}),
+    Form(DLR, {"glu": True, "activation": "silu"}),
     Form(DLR, {"real": True}),
     Form(DLR, {"project": False}),
     *(
@@ -119,6 +148,8 @@ CAUSAL = [
             {"project": False},
         )
     ),
+    Form(DSS, {"frequency_step": 2 * math.pi, "dt_min": 1e-3, "dt_max": 0.1}),
+    Form(S4D, {"d_state": 2, "dt_min": 1e-5, "dt_max": 1e-4}),
     *(
         Form(S4, options, 300, 140)  # several blocks of the recurrence
         for options in (
@@ -137,6 +168,7 @@ CAUSAL = [
             {"decay": 0.5},
             {"d_kernel": 200},
             {"kernel_length": 9},
+            {"length": 20, "kernel_length": 20},  # a cut kernel reads inputs of any length
             {"project": False},
         )
     ),
@@ -148,9 +180,11 @@ CAUSAL = [
     Form(LocalAttention, {"chunk": 1000, "glu": True}, 100, many=True),
     Form(Experts, {}, 100),
     Form(Experts, {"experts": 1}, 100),
+    Form(UsersMixer, {}, 100),
 ]
 BIDIRECTIONAL = [
     *(Form(kind, {"bidirectional": True}) for kind in (DLR, DSS, S4D, S4, SGConv)),
+    Form(DLR, {"bidirectional": True, "cast": "prod", "kernel_length": 9, "glu": True}),
     *(Form(kind, {"bidirectional": True, "kernel_length": 9}) for kind in (DSS, S4D)),
     Form(S4, {"bidirectional": True, "kernel_length": 9, "glu": True, "activation": "silu"}),
     Form(SGConv, {"bidirectional": True, "kernel_length": 20, "glu": True}),

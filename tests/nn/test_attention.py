@@ -1,116 +1,31 @@
-"""The three attention mixers: each equals its definition; what they share is in test_contract."""
-
-import copy
+"""What attention has beside the contract: positions, PyTorch's kernels, chunks and their memory."""
 
 import pytest
 import torch
-from support import DEVICE, assert_agree, assert_close
+from mixers import EVERY
+from support import DEVICE, assert_close
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dlrnn import ops
-from dlrnn.nn import Attention, AttentionFF, LocalAttention
+from dlrnn.nn import Attention, LocalAttention
 
-H = 8
-CAUSAL = [
-    (Attention, {}),
-    (Attention, {"heads": 1, "glu": True}),
-    (AttentionFF, {"d_ff": 5}),
-    (LocalAttention, {"chunk": 7}),
-    (LocalAttention, {"chunk": 1}),
-    (LocalAttention, {"chunk": 1000, "glu": True}),
-]
-BOTH_WAYS = [(kind, options | {"bidirectional": True}) for kind, options in CAUSAL]
+both_ways = pytest.mark.parametrize("bidirectional", [False, True])
 
 
-def named(value):
-    return getattr(value, "__name__", str(value))
+def local(chunk=5, **options):
+    return LocalAttention(8, heads=2, chunk=chunk, **options).to(DEVICE).double()
 
 
-def make(kind, options, dtype=torch.float64):
-    """Queries and keys large enough that a softmax is far from a mean."""
-    layer = kind(H, **{"heads": 2, **options}).to(DEVICE, dtype)
-    with torch.no_grad():
-        layer.qkv.weight.mul_(4)
-    return layer
-
-
-def random(*shape, dtype=torch.float64, **options):
-    return torch.randn(*shape, dtype=dtype, device=DEVICE, **options)
-
-
-def sees(layer, t, s):
-    chunk = getattr(layer, "chunk", None)
-    near = chunk is None or abs(t // chunk - s // chunk) <= 1
-    return near and (layer.bidirectional or s <= t)
-
-
-def turned(x, position):
-    """[d] as d/2 complex numbers, each times its own `exp(i angle)`."""
-    half = len(x) // 2
-    angles = [position * 10000.0 ** (-2 * i / len(x)) for i in range(half)]
-    angle = torch.tensor(angles, dtype=torch.float64)
-    z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat((z.real, z.imag))
-
-
-def by_definition(layer, x):
-    """From the raw parameters, one softmax at a time."""
-    parameters = {name: p.cpu() for name, p in layer.named_parameters()}
-    x, d = x.cpu(), H // layer.heads
-
-    def linear(name, x):
-        return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
-
-    samples = []
-    for u in x:
-        q, k, v = linear("qkv", u).split(H, dim=-1)
-        rows = []
-        for t in range(len(u)):
-            heads = []
-            for h in (slice(i, i + d) for i in range(0, H, d)):
-                known = [s for s in range(len(u)) if sees(layer, t, s)]
-                query = turned(q[t, h], t)
-                scores = torch.stack([query @ turned(k[s, h], s) for s in known])
-                weights = (scores * parameters["temperature"]).exp()
-                heads.append(weights @ v[known, h] / weights.sum())
-            rows.append(torch.cat(heads))
-        samples.append(torch.stack(rows))
-    o = linear("merge", torch.stack(samples))
-    if isinstance(layer, AttentionFF):
-        for i in range(2):
-            name = f"feed_forward.{i}."
-            mean, variance = o.mean(-1, keepdim=True), o.var(-1, keepdim=True, correction=0)
-            normal = (o - mean) / (variance + 1e-5).sqrt()
-            normal = normal * parameters[name + "0.weight"] + parameters[name + "0.bias"]
-            o = o + linear(name + "3", F.gelu(linear(name + "1", normal)))
-    y = linear("out", x + F.gelu(o))
-    return y[..., :H] * y[..., H:].sigmoid() if layer.glu else y
-
-
-@pytest.mark.parametrize("length", [1, 2, 16, 21, 25])
-@pytest.mark.parametrize(("kind", "options"), CAUSAL + BOTH_WAYS, ids=named)
-def test_values_and_gradients_equal_the_definition(kind, options, length):
-    layer = make(kind, options)
-    x = random(2, length, H, requires_grad=True)
-    inputs = (x, *layer.parameters())
-    negligible = 1e-12 if length == 1 else 0.0  # one key: its score does not matter
-    expected = by_definition(layer, x)
-    assert_agree(layer(x), expected, inputs, 1e-12, 1e-11, negligible=negligible)
-
-
-@pytest.mark.parametrize(("kind", "options"), CAUSAL + BOTH_WAYS, ids=named)
-def test_fp32_is_close_to_float64(kind, options):
-    exact = make(kind, options)
-    x = random(2, 300, H)
-    layer = copy.deepcopy(exact).float()
-    exact.load_state_dict(layer.state_dict())
-    assert_close(layer(x.float()), exact(x.float().double()), 1e-5)
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64, device=DEVICE)
 
 
 def test_scores_depend_on_differences_of_positions_alone():
     """Also far away: an angle in fp32 would be wrong there."""
-    q, k = random(1, 1, 3, 4, dtype=torch.float32), random(1, 1, 3, 4, dtype=torch.float32)
+    q, k = random(2, 1, 1, 3, 4).float()
 
     def score(a, b):
         a, b = (torch.tensor([[position]], device=DEVICE) for position in (a, b))
@@ -120,16 +35,10 @@ def test_scores_depend_on_differences_of_positions_alone():
     assert_close(score(5, 5), (q * k).sum(-1), 1e-6)
 
 
-def test_parameters_and_initialisation():
-    layer = Attention(128)
-    assert layer.temperature.item() == pytest.approx(32**-0.5)
-    assert sum(p.numel() for p in layer.parameters()) == 5 * (128 * 128 + 128) + 1
-    assert AttentionFF(128).d_ff == 2048
-    assert all(kind.kernel_parameters == () for kind in (Attention, AttentionFF, LocalAttention))
-
-
-@pytest.mark.parametrize(("kind", "options"), CAUSAL + BOTH_WAYS, ids=named)
-def test_pytorchs_fused_kernel_serves_every_form(kind, options, monkeypatch):
+@pytest.mark.parametrize(
+    "form", [form for form in EVERY if issubclass(form.kind, Attention)], ids=str
+)
+def test_pytorchs_fused_kernel_serves_every_form(form, monkeypatch):
     """Where the last dimension lies apart in memory, PyTorch writes down every score."""
     plain = F.scaled_dot_product_attention
 
@@ -138,7 +47,7 @@ def test_pytorchs_fused_kernel_serves_every_form(kind, options, monkeypatch):
         return plain(q, k, v, **more)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", checked)
-    layer, x = make(kind, options, torch.float32), random(2, 30, H, dtype=torch.float32)
+    layer, x = form.make(torch.float32), form.input(30, dtype=torch.float32)
     lengths = torch.tensor([30, 7], device=DEVICE)
     fused = SDPBackend.FLASH_ATTENTION if DEVICE.type == "cpu" else SDPBackend.EFFICIENT_ATTENTION
     with sdpa_kernel(fused):
@@ -147,3 +56,80 @@ def test_pytorchs_fused_kernel_serves_every_form(kind, options, monkeypatch):
             _, state = layer(x, return_state=True, lengths=lengths)
             layer.step(x[:, 0], state)
             layer(x, state).sum().backward()
+
+
+# ---------------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 9, 10, 11, 23, 25])
+@both_ways
+def test_a_position_sees_its_chunk_and_the_neighbours(length, bidirectional):
+    """Exactly those outputs change that may, for a change of each input."""
+    layer, x = local(bidirectional=bidirectional), random(1, length, 8)
+    y = layer(x)
+    for s in range(length):
+        other = x.clone()
+        other[:, s] += 1
+        changed = (layer(other) - y).abs().amax(dim=(0, 2)) > 1e-9
+        for t in range(length):
+            near = t // 5 - s // 5 in ((-1, 0, 1) if bidirectional else (0, 1))
+            assert changed[t] == (near and (bidirectional or s <= t)), (s, t)
+
+
+@both_ways
+def test_a_single_chunk_equals_attention(bidirectional):
+    """Also over two chunks, which see each other."""
+    layer = local(12, bidirectional=bidirectional)
+    whole = Attention(8, heads=2, bidirectional=bidirectional).to(DEVICE).double()
+    whole.load_state_dict(layer.state_dict())
+    for length in (1, 11, 12, 13, 24):
+        x = random(2, length, 8)
+        assert_close(layer(x), whole(x), 1e-12)
+
+
+def test_a_state_has_the_size_of_two_chunks():
+    layer = local()
+    with torch.no_grad():
+        for length in (1, 7, 1000):
+            _, state = layer(random(3, length, 8), return_state=True)
+            _, state = layer.step(random(3, 8), state)
+            assert state.keys.shape == state.values.shape == (3, 10, 8)
+            held = sum(t.untyped_storage().nbytes() for t in state)
+            assert held == (2 * 3 * 10 * 8 + 3) * 8
+            assert state.seen.tolist() == [length + 1] * 3
+
+
+class Largest(TorchDispatchMode):
+    """The numbers in the largest tensor that is made, each as often as it is in memory."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                numbers = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.numbers = max(self.numbers, numbers)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("how", "bidirectional"),
+    [("whole", False), ("whole", True), ("padded", False), ("padded", True), ("streamed", False)],
+)
+def test_memory_is_linear_in_the_length(how, bidirectional):
+    """The largest tensor with every score written down, forward and backward."""
+    layer = local(16, bidirectional=bidirectional)
+    largest = []
+    for length in (1000, 4000):
+        x, more = random(1, length, 8).requires_grad_(), {}
+        if how == "padded":
+            more = {"lengths": torch.tensor([length - 3], device=DEVICE)}
+        elif how == "streamed":
+            more = {"state": layer.initial_state(1)}
+        with sdpa_kernel(SDPBackend.MATH), Largest() as seen:
+            layer(x, **more).sum().backward()
+        largest.append(seen.numbers)
+    scores = 3 if bidirectional or how == "streamed" else 2 * 2  # a position is in two windows
+    assert largest[1] <= 2 * scores * 16 * (4000 + 16)  # heads, scores of a position, positions
+    assert largest[1] <= 4.5 * largest[0]

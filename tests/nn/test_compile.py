@@ -13,6 +13,13 @@ device = torch.device({str(DEVICE)!r})
 def close(a, b, tolerance=1e-5):
     error = ((a - b).norm() / b.norm().clamp(min=1e-30)).item()
     assert error <= tolerance, error
+def agree(compiled, layer, x, **arguments):
+    y, expected = compiled(x, **arguments), layer(x, **arguments)
+    close(y, expected)
+    grad, inputs = torch.randn_like(y), (x, *layer.parameters())
+    have, want = (torch.autograd.grad(output, inputs, grad) for output in (y, expected))
+    for a, b in zip(have, want):
+        close(a, b)
 """
 
 WHOLE_GRAPHS = """
@@ -22,13 +29,8 @@ def check(layer, *, steps=1, chunk=False):
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 50, layer.d_model, device=device, requires_grad=True)
     lengths = torch.tensor([50, 20], device=device)
-    for arguments in ({}, {"lengths": lengths}):
-        y, expected = compiled(x, **arguments), layer(x, **arguments)
-        close(y, expected)
-        grad, inputs = torch.randn_like(y), (x, *layer.parameters())
-        have, want = (torch.autograd.grad(output, inputs, grad) for output in (y, expected))
-        for a, b in zip(have, want):
-            close(a, b)
+    agree(compiled, layer, x)
+    agree(compiled, layer, x, lengths=lengths)
     if layer.bidirectional:
         return
     y, state = compiled(x, return_state=True)
@@ -78,12 +80,7 @@ def check(layer, lengths, graphs):
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
     for length in lengths:
         x = torch.randn(2, length, layer.d_model, device=device, requires_grad=True)
-        y, expected = compiled(x), layer(x)
-        close(y, expected)
-        grad, inputs = torch.randn_like(y), (x, *layer.parameters())
-        have, want = (torch.autograd.grad(output, inputs, grad) for output in (y, expected))
-        for a, b in zip(have, want):
-            close(a, b)
+        agree(compiled, layer, x)
     assert counter.frame_count <= graphs, counter.frame_count
 
 check(DLR(4, 6), (30, 50, 200, 300, 777), 2)
@@ -191,3 +188,59 @@ print("ok")
     assert "ok" in run_python(
         PRELUDE.replace(f"{str(DEVICE)!r}", "'cpu'") + code, str(tmp_path / "met")
     )
+
+
+COMPILED = """
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from dlrnn.nn import DLR, Experts, reuse_kernels
+
+experts, x = Experts(4, 3, 5), torch.randn(2, 9, 4)
+compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+print(torch.allclose(compiled(x), experts(x), atol=1e-5))
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = DLR(4, 6)
+
+    def forward(self, x):
+        return self.layer.step(x, self.layer.initial_state(x.shape[0]))[0]
+
+
+step, x = Steps(), torch.randn(7, 4)
+sizes = {"x": {0: torch.export.Dim("B", min=2)}}
+made = torch.export.export(step, (x[:3],), dynamic_shapes=sizes, strict=False)
+print(torch.allclose(made.module()(x), step(x), atol=1e-6))
+
+layer, x = DLR(3, 4), torch.randn(1, 5, 3)
+compiled = torch.compile(layer, backend="aot_eager")
+with reuse_kernels(layer):
+    late = compiled(x).sum()
+try:
+    late.backward()
+except ValueError as error:
+    print(all(word in str(error) for word in ("backward()", "inside")))
+
+layer = DLR(4, 6).requires_grad_(False)
+compiled, x = torch.compile(layer, backend="aot_eager"), torch.randn(1, 5, 4)
+y = compiled(x)
+try:
+    with forward_ad.dual_level():
+        compiled(forward_ad.make_dual(x, x))
+except Exception as error:
+    print("forward-mode AD" in str(error))
+print(torch.allclose(compiled(x), y))
+"""
+
+
+def test_compiled_experts_steps_and_kernel_reuse():
+    assert run_python(COMPILED).splitlines() == [
+        "True",  # experts are one graph
+        "True",  # a step, exported for any batch
+        "True",  # a late backward() is refused
+        "True",  # forward mode is refused there too
+        "True",
+    ]

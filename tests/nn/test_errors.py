@@ -9,18 +9,19 @@ from functools import partial
 
 import pytest
 import torch
-from mixers import SMALL
+from mixers import SMALL, STREAMING, UsersMixer
 from support import DEVICE, assert_close, refused
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dlrnn.nn import Attention, RecurrentState
+from dlrnn.nn import Attention, Mixer, RecurrentState
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 ON_CPU = pytest.mark.skipif(DEVICE.type != "cpu", reason="values on a GPU are not read back")
 KERNEL_MIXERS = "dlr", "dss", "s4d", "s4", "sgconv"
-STREAMING = SMALL | {"experts": partial(SMALL["experts"], router="threshold")}
+SMALL = SMALL | {"users": partial(UsersMixer, d_model=4)}
+STREAMING = SMALL | STREAMING
 every_mixer = pytest.mark.parametrize("name", SMALL)
 every_kernel_mixer = pytest.mark.parametrize("name", KERNEL_MIXERS)
 
@@ -92,6 +93,14 @@ def test_bad_options_are_refused(name, options, keywords):
 def test_unknown_options_raise(name):
     with refused("d_stat", error=TypeError):
         SMALL[name](d_stat=6)
+
+
+def test_an_incomplete_mixer_is_refused():
+    class Half(UsersMixer):
+        _step = Mixer._step
+
+    with refused("abstract", "_step", error=TypeError):
+        Half(3)
 
 
 # ---------------------------------------------------------------------------------- inputs

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from mixers import SMALL
-from support import assert_close, refused, run_python
+from mixers import SMALL, STREAMING
+from support import assert_close, refused
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -32,37 +33,30 @@ def reset(module):
         module.reset_parameters()
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_reset_parameters_fills_a_layer_from_meta(name):
+MODELS = SMALL | {
+    "language attention": partial(LanguageModel, LANGUAGE),
+    "language dlr": partial(LanguageModel, replace(LANGUAGE, mixer="dlr", d_state=4)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reset_parameters_fills_a_model_from_meta(name):
     """`to_empty` and `reset_parameters` set what the constructor sets, of the same distribution."""
-    torch.manual_seed(0)
     with torch.device("meta"):
-        layer = SMALL[name]()
-    layer.to_empty(device="cpu")
-    for tensor in layer.state_dict().values():
+        model = MODELS[name]()
+    model.to_empty(device="cpu")
+    assert_reset(model, lambda: model.apply(reset), MODELS[name])
+    if name in SMALL:  # the layer resets its parts
+        assert_reset(model, model.reset_parameters, MODELS[name])
+
+
+def assert_reset(model, reset_all, make):
+    for tensor in model.state_dict().values():
         tensor.fill_(torch.nan)
-    layer.apply(reset)
-    assert_same_distribution(layer, SMALL[name]())
-    for tensor in layer.state_dict().values():
-        tensor.fill_(torch.nan)
-    layer.reset_parameters()  # of the layer alone, which resets its parts
-    assert_same_distribution(layer, SMALL[name]())
-
-
-def test_reset_parameters_fills_a_language_model_from_meta():
-    for config in (LANGUAGE, replace(LANGUAGE, mixer="dlr", d_state=4)):
-        with torch.device("meta"):
-            model = LanguageModel(config)
-        model.to_empty(device="cpu")
-        for tensor in model.state_dict().values():
-            tensor.fill_(torch.nan)
-        model.apply(reset)
-        assert_same_distribution(model, LanguageModel(config))
-
-
-def assert_same_distribution(model, fresh):
+    reset_all()
+    fresh = make().state_dict()
     for name, tensor in model.state_dict().items():
-        other = fresh.state_dict()[name]
+        other = fresh[name]
         assert tensor.isfinite().all(), name
         if other.numel() == 1 or other.std() == 0:
             assert_close(tensor, other, 1e-6)
@@ -70,13 +64,18 @@ def assert_same_distribution(model, fresh):
             assert 0.3 < (tensor.norm() / other.norm()).item() < 3, name
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", STREAMING)
 def test_fake_tensors_have_the_right_shapes(name):
     """Fake tensors have no values to look at."""
     with FakeTensorMode():
-        layer = SMALL[name]()
-        assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
-        assert layer(torch.randn(2, 9, 4), lengths=torch.tensor([9, 3])).shape == (2, 9, 4)
+        layer = STREAMING[name]()
+        for mode in (layer.train(), layer.eval()):
+            assert mode(torch.randn(2, 9, 4)).shape == (2, 9, 4)
+            assert mode(torch.randn(2, 9, 4), lengths=torch.tensor([9, 3])).shape == (2, 9, 4)
+
+
+def test_a_model_of_fake_tensors_has_the_right_shape():
+    with FakeTensorMode():
         model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
         assert model(torch.zeros(2, 9, dtype=torch.long)).shape == (2, 9, 2)
 
@@ -135,75 +134,9 @@ def test_a_sharded_tensor_is_not_saved(tmp_path):
         save_model(model, tmp_path / "a.safetensors")
 
 
-def test_experts_take_fake_tensors():
-    with FakeTensorMode():
-        layer = Experts(4, 3, 5, router="threshold")
-        assert layer(torch.randn(2, 9, 4)).shape == (2, 9, 4)
-        assert layer.eval()(torch.randn(2, 9, 4)).shape == (2, 9, 4)
-
-
-COMPILED = """
-import torch
-from torch import nn
-from torch.autograd import forward_ad
-from dlrnn.nn import DLR, Experts, reuse_kernels
-
-experts, x = Experts(4, 3, 5), torch.randn(2, 9, 4)
-compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
-print(torch.allclose(compiled(x), experts(x), atol=1e-5))
-
-
-class Steps(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = DLR(4, 6)
-
-    def forward(self, x):
-        return self.layer.step(x, self.layer.initial_state(x.shape[0]))[0]
-
-
-step, x = Steps(), torch.randn(7, 4)
-sizes = {"x": {0: torch.export.Dim("B", min=2)}}
-made = torch.export.export(step, (x[:3],), dynamic_shapes=sizes, strict=False)
-print(torch.allclose(made.module()(x), step(x), atol=1e-6))
-
-layer, x = DLR(3, 4), torch.randn(1, 5, 3)
-compiled = torch.compile(layer, backend="aot_eager")
-with reuse_kernels(layer):
-    late = compiled(x).sum()
-try:
-    late.backward()
-except ValueError as error:
-    print(all(word in str(error) for word in ("backward()", "inside")))
-
-layer = DLR(4, 6).requires_grad_(False)
-compiled, x = torch.compile(layer, backend="aot_eager"), torch.randn(1, 5, 4)
-y = compiled(x)
-try:
-    with forward_ad.dual_level():
-        compiled(forward_ad.make_dual(x, x))
-except Exception as error:
-    print("forward-mode AD" in str(error))
-print(torch.allclose(compiled(x), y))
-"""
-
-
-def test_compiled_experts_steps_and_kernel_reuse():
-    """In a fresh interpreter: a compiler does not see through the shape checker of tests."""
-    assert run_python(COMPILED).splitlines() == [
-        "True",  # experts are one graph
-        "True",  # a step, exported for any batch
-        "True",  # a late backward() is refused
-        "True",  # forward mode is refused there too
-        "True",
-    ]
-
-
 def test_models_take_an_empty_batch():
     model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), vocabulary=5, d_output=2)
     assert model(torch.zeros(0, 9, dtype=torch.long)).shape == (0, 9, 2)
-    none = torch.zeros(0, dtype=torch.long)
-    assert DLR(4, 6)(torch.zeros(0, 9, 4), lengths=none).shape == (0, 9, 4)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import DEVICE, assert_close
+from support import DEVICE, assert_close, in_steps
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -10,24 +10,20 @@ from dlrnn import DLR
 from dlrnn.nn.layers import is_unmodified
 
 
-def plain():
-    return nn.Linear(4, 4)
-
-
 def with_patched_forward():
-    module = plain()
+    module = nn.Linear(4, 4)
     module.forward = lambda x: 2 * nn.Linear.forward(module, x)  # as accelerate's offloading does
     return module
 
 
 def with_hook():
-    module = plain()
+    module = nn.Linear(4, 4)
     module.register_forward_hook(lambda module, inputs, y: 2 * y)
     return module
 
 
 def with_pre_hook():
-    module = plain()
+    module = nn.Linear(4, 4)
     module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
     return module
 
@@ -42,9 +38,8 @@ class Weight(torch.Tensor):
 
 
 def with_weight_of_another_class():
-    module = plain()
-    del module.weight
-    module.register_parameter("weight", nn.Parameter(torch.randn(4, 4).as_subclass(Weight)))
+    module = nn.Linear(4, 4)
+    module.weight = nn.Parameter(torch.randn(4, 4).as_subclass(Weight))
     return module
 
 
@@ -53,40 +48,39 @@ CHANGED = {
     "hook": with_hook,
     "pre-hook": with_pre_hook,
     "class": lambda: Doubled(4, 4),
+    "weight": with_weight_of_another_class,
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_changed_linear_map_is_not_taken_for_pytorchs(name):
-    assert not is_unmodified(CHANGED[name](), nn.Linear)
+def test_a_changed_linear_map_is_called(name):
+    """It is not taken for PyTorch's, and steps do the same."""
+    layer, x = DLR(4, 6), torch.randn(2, 9, 4, device=DEVICE)
+    layer.out = CHANGED[name]()
+    assert not is_unmodified(layer.out, nn.Linear)
+    layer = layer.to(DEVICE)
+    assert_close(layer(x), in_steps(layer, x)[0], 1e-4)
 
 
-def test_a_plain_linear_map_is_recognised():
-    assert is_unmodified(plain(), nn.Linear)
+def test_hooks_on_all_modules_are_seen():
     assert not is_unmodified(None, nn.Linear)
-
-
-def test_weights_of_another_tensor_class_are_not_plain():
-    assert not is_unmodified(with_weight_of_another_class(), nn.Linear)
-
-
-def test_a_hook_on_all_modules_is_seen():
+    assert is_unmodified(nn.Linear(4, 4), nn.Linear)
     handle = register_module_forward_hook(lambda module, inputs, y: None)
     try:
-        assert not is_unmodified(plain(), nn.Linear)
+        assert not is_unmodified(nn.Linear(4, 4), nn.Linear)
     finally:
         handle.remove()
-    assert is_unmodified(plain(), nn.Linear)
+    assert is_unmodified(nn.Linear(4, 4), nn.Linear)
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_whole_and_steps_agree_with_a_changed_output_map(name):
-    layer = DLR(4, 6)
-    layer.out = CHANGED[name]()
-    layer = layer.to(DEVICE)
-    x = torch.randn(2, 9, 4, device=DEVICE)
-    state, outputs = None, []
-    for x_t in x.unbind(1):
-        y_t, state = layer.step(x_t, state)
-        outputs.append(y_t)
-    assert_close(layer(x), torch.stack(outputs, dim=1), 1e-4)
+def test_hooks_of_the_linear_map_are_called():
+    """Whole as in chunks: a hook that looks at `out`, or changes its output, runs."""
+    layer, x = DLR(6, 8).to(DEVICE), torch.randn(2, 12, 6, device=DEVICE)
+    whole = layer(x)
+    seen = []
+    hook = layer.out.register_forward_hook(lambda module, inputs, y: seen.append(y.shape) or 2 * y)
+    assert_close(layer(x), 2 * whole, 1e-6)
+    assert_close(layer(x, return_state=True)[0], 2 * whole, 1e-5)
+    assert len(seen) == 2
+    hook.remove()
+    assert_close(layer(x), whole, 1e-6)

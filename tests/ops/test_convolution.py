@@ -2,9 +2,9 @@ from importlib import import_module
 
 import pytest
 import torch
-from convolutions import PlainRows
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import PlainRows
 from support import DEVICE, assert_agree, assert_close, refused
 
 from dlrnn import ops

@@ -4,18 +4,27 @@ import math
 
 import pytest
 import torch
-from convolutions import (
+from kernels import (
+    answers,
     assert_16_bit_inputs_are_right,
+    assert_same_bits,
     assert_twice_the_error_of_plain_pytorch,
-    plain_torch,
+    convolution_inputs,
     results,
 )
-from support import DEVICE, refused, relative_error
+from support import refused, relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dlrnn import ops
 from dlrnn.ops.cuda import convolution, long_convolution, negacyclic_fft
+from dlrnn.ops.cuda.long_convolution import (
+    Factors,
+    column_tables,
+    factors_for,
+    smallest_factors,
+    tile_for,
+)
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
@@ -41,6 +50,19 @@ SIZES = [  # B, L, H, entries of the right and of the left kernel
     (1, 300000, 20, 300000, 5),
     (1, 2**20, 3, 2**20, 0),
 ]
+LONG_SIZES = {  # the same, and the size N of the negacyclic FFT
+    (2, 20000, 12, 5000, 4000): 12 * 2048,
+    (1, 40000, 6, 3000, 9000): 12 * 2048,
+    (1, 60000, 3, 100, 5000): 16 * 2048,
+    (3, 65536, 33, 32768, 32768): 12 * 4096,
+    (2, 49153, 40, 49153, 3): 16 * 4096,
+    (1, 150000, 4, 30000, 30000): 24 * 4096,
+    (2, 2**17, 9, 2**17, 0): 32 * 4096,
+    (1, 2**18, 5, 2**17, 2**17): 48 * 4096,
+    (1, 400000, 9, 400000, 5): 128 * 4096,
+    (1, 600000, 3, 100000, 100000): 96 * 4096,
+    (1, 2**20, 2, 400000, 0): 192 * 4096,
+}
 MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
 
 
@@ -73,46 +95,41 @@ def test_the_plan_has_as_few_residues_as_needed():
 
 
 @pytest.mark.parametrize(
-    ("residues", "L", "K"), [(1, 13, 13), (2, 30, 29), (3, 64, 32), (4, 61, 61)]
+    ("entries", "factors"),
+    [
+        (16386, Factors(12, 1, 11)),
+        (2 * 24576, Factors(12, 1, 11)),
+        (2 * 24576 + 1, Factors(16, 1, 11)),
+        (65536 + 32768, Factors(12, 1, 12)),
+        (2 * 65536 - 1, Factors(16, 1, 12)),
+        (2**18 + 2**17, Factors(12, 4, 12)),
+        (2**21, Factors(16, 16, 12)),
+    ],
 )
-def test_negacyclic_ffts_give_the_convolution(residues, L, K):
-    """The mathematics of negacyclic_fft.cuh and convolution.cu in float64, also with L > N."""
-    M = 16
-    u, right, left = (torch.randn(n, dtype=torch.float64) for n in (L, K, K))
-    x_u, x_kernel = torch.zeros(2, 2 * residues * M, dtype=torch.float64)
-    x_u[:L], x_kernel[:K] = u, right
-    x_kernel[-K:] = -left.flip(0)
-    spectra = zip(to_residues(x_u, residues), to_residues(x_kernel, residues), strict=True)
-    product = from_residues([a * b for a, b in spectra])
-    y = plain_torch().forward(u[None, :, None], right[None], left[None])[0, :, 0]
-    assert relative_error(product[:L], y) < 1e-12
+def test_the_smallest_negacyclic_fft_is_chosen(entries, factors):
+    assert smallest_factors(entries) == factors
+    assert 2 * factors.size >= entries
 
 
-def to_residues(x, residues):
-    """The spectra of a real x modulo X^2N + 1, one for each residue modulo X^N + i."""
-    parts = x.view(2 * residues, -1)
-    k, j = numbers(2 * residues), numbers(parts.shape[1])
-    angles = [(0.25 + residue) / residues for residue in range(residues)]
-    points = [(e(angle * k)[:, None] * parts).sum(0) for angle in angles]
-    return [torch.fft.fft(z * e(a * j / len(j))) for z, a in zip(points, angles, strict=True)]
+@pytest.mark.parametrize("size", LONG_SIZES, ids=str)
+def test_a_long_convolution_has_the_smallest_negacyclic_fft(size):
+    u, _, right, left = convolution_inputs(*size, device="meta")
+    assert factors_for(u, right, left).size == LONG_SIZES[size]
 
 
-def from_residues(spectra):
-    residues, j = len(spectra), numbers(len(spectra[0]))
-    k, x = numbers(2 * residues), 0
-    for residue, spectrum in enumerate(spectra):
-        angle = (0.25 + residue) / residues
-        z = torch.fft.ifft(spectrum) / e(angle * j / len(j))
-        x = x + (z / e(angle * k)[:, None]).real / residues
-    return x.flatten()
-
-
-def numbers(count):
-    return torch.arange(count, dtype=torch.float64)
-
-
-def e(x):
-    return torch.exp(-2j * math.pi * x)
+@pytest.mark.parametrize("radix", [12, 16])
+@pytest.mark.parametrize("columns", [1, 2, 4, 8, 16])
+def test_fft_columns_fit_on_a_multiprocessor(radix, columns):
+    factors = Factors(radix, columns, 12)
+    for name in ("fft_columns", "inverse_fft_columns", "kernel_fft_columns"):
+        tile = tile_for(name, factors)
+        assert tile.channels * tile.points * factors.second_radix == tile.threads
+        assert tile.blocks * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
+    inner, outer, powers = column_tables(factors, torch.device("cpu"))
+    twists = 1 if factors.second_radix == 1 else factors.radix
+    assert inner.shape == (factors.second_radix, twists, 2)
+    assert outer.shape == (twists, 4096, 2)
+    assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
 
 
 def test_cpu_tensors_are_not_supported():
@@ -141,15 +158,18 @@ def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
 
 @pytest.mark.gpu
 class TestOnAGPU:
-    @pytest.mark.parametrize("size", SIZES, ids=str)
+    @pytest.mark.parametrize("size", [*SIZES, *LONG_SIZES], ids=str)
     def test_twice_the_error_of_plain_pytorch(self, size):
         kernels, arguments = made(*size)
         assert_twice_the_error_of_plain_pytorch(kernels, arguments)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("length", [4000, 9001, 20000])
-    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype, length):
-        kernels, arguments = made(2, length, 12, length, 3)
+    @pytest.mark.parametrize(
+        "size",
+        [(2, length, 12, length, 3) for length in (4000, 9001, 20000)] + [(2, 65536, 12, 30000, 3)],
+    )
+    def test_16_bit_inputs_are_as_accurate_as_their_type(self, dtype, size):
+        kernels, arguments = made(*size)
         assert_16_bit_inputs_are_right(kernels, *arguments, dtype)
 
     @pytest.mark.parametrize("length", [5001, 10001])
@@ -164,22 +184,21 @@ class TestOnAGPU:
         ]
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
         for have in found:
-            for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
-                assert torch.equal(one, other)
+            assert_same_bits(have, results(kernels, u, dy, right, left))
 
     @pytest.mark.parametrize("length", [500, 9001, 20000])
     def test_the_op_equals_its_kernels(self, length):
         """`ops.convolution` equals its kernels; it keeps channel-major inputs for backward."""
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
-        given = [x.requires_grad_() for x in (u, right, left)]
-        y = ops.convolution(*given)
-        have = [y.detach(), *torch.autograd.grad(y, given, dy)]
-        with torch.no_grad():
-            assert torch.equal(ops.convolution(*given), y)
-            for one, other in zip(have, results(kernels, u, dy, right, left), strict=True):
-                assert torch.equal(one, other)
+        have = answers(ops.convolution, (u, right, left), dy)
+        assert_same_bits(have, results(kernels, u, dy, right, left))
+        assert torch.equal(ops.convolution(u, right, left), have[0])
 
-    @pytest.mark.parametrize("size", [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000)], ids=str)
+    @pytest.mark.parametrize(
+        "size",
+        [(3, 500, 64, 500, 0), (4, 16384, 32, 9000, 9000), (2, 65536, 7, 32768, 32768)],
+        ids=str,
+    )
     def test_overlapping_kernels_read_finished_inputs(self, size):
         """A captured graph, replayed with two alternating sets of inputs, gives the same bits."""
         kernels, given = made(*size)
@@ -196,8 +215,14 @@ class TestOnAGPU:
             for one in have:
                 one.fill_(math.nan)
             graph.replay()
-            for one, other in zip(have, wanted[replay % 2], strict=True):
-                assert torch.equal(one, other)
+            assert_same_bits(have, wanted[replay % 2])
+
+    def test_groups_of_sequences_give_the_same(self, monkeypatch):
+        kernels, arguments = made(3, 50000, 4, 20000, 20000)
+        whole = results(kernels, *arguments)
+        monkeypatch.setattr(long_convolution, "WORKSPACE", 2 * 4 * 49152)
+        for have, want in zip(results(kernels, *arguments), whole, strict=True):
+            assert relative_error(have, want) < 1e-6
 
     @pytest.mark.parametrize("length", [5001, 10001, 20000])
     def test_nan_reaches_its_outputs_only(self, length):
@@ -217,10 +242,8 @@ class TestOnAGPU:
             ops.convolution(u, right, left)
 
 
-def made(batch, length, channels, right, left):
-    u, dy = torch.randn(2, batch, length, channels, device=DEVICE)
-    right = torch.randn(channels, right, device=DEVICE)
-    left = torch.randn(channels, left, device=DEVICE)
+def made(*size):
+    u, dy, right, left = convolution_inputs(*size)
     every = (convolution, long_convolution)
     (kernels,) = (kernels for kernels in every if kernels.supports(u, right, left))
     return kernels, (u, dy, right, left)

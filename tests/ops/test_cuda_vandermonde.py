@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import answers, assert_same_bits, replayed
 from support import DEVICE, random_modes, relative_error, tf32
 
 from dlrnn import ops
@@ -79,9 +80,7 @@ def own(rows, channels, states, length):
 
 
 def with_gradients(op, W, log_lambda, dK):
-    W, log_lambda = W.detach().requires_grad_(), log_lambda.detach().requires_grad_()
-    kernel = op(W, log_lambda, dK.shape[-1])
-    return kernel.detach(), *torch.autograd.grad(kernel, (W, log_lambda), dK.to(kernel))
+    return answers(lambda *both: op(*both, dK.shape[-1]), (W, log_lambda), dK)
 
 
 @pytest.mark.gpu
@@ -104,8 +103,7 @@ class TestOnAGPU:
             assert ours.dtype == theirs.dtype
             allowed = max(2 * relative_error(theirs, exact), ROUNDING)
             assert relative_error(ours, exact) <= min(allowed, 1e-5)
-        for first, again in zip(have, with_gradients(op, W, log_lambda, dK), strict=True):
-            assert torch.equal(first, again), "not deterministic"
+        assert_same_bits(have, with_gradients(op, W, log_lambda, dK))
         moments = kernels.adjoint(dK, log_lambda)
         assert relative_error(ops.conjugate(moments), truth[1]) <= max(1e-6, ROUNDING)
 
@@ -119,8 +117,7 @@ class TestOnAGPU:
             errors = list(map(relative_error, with_gradients(op, W, log_lambda, dK), truth))
         assert max(errors) < 1e-3
         assert min(errors[len(size) - 3 :]) > 1e-5, "the channels' product has no tensor cores"
-        for first, again in zip(before, with_gradients(op, W, log_lambda, dK), strict=True):
-            assert torch.equal(first, again)
+        assert_same_bits(before, with_gradients(op, W, log_lambda, dK))
 
     @pytest.mark.parametrize("case", [shared, own])
     def test_every_row_has_its_own_scale_and_nan(self, case):
@@ -155,11 +152,4 @@ class TestOnAGPU:
     def test_a_cuda_graph_repeats_the_answer(self):
         _, _, op, W, log_lambda, dK = shared(32, 64, 700)
         expected = with_gradients(op, W, log_lambda, dK)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = with_gradients(op, W, log_lambda, dK)
-        for result in captured:
-            result.zero_()
-        graph.replay()
-        for result, want in zip(captured, expected, strict=True):
-            assert torch.equal(result, want)
+        assert_same_bits(expected, replayed(lambda: with_gradients(op, W, log_lambda, dK)))

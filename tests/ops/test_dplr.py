@@ -7,48 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_close, run_interpreted
+from kernels import answers, assert_same_bits, replayed
+from support import DEVICE, assert_close
 
 from dlrnn.ops import dplr, sections, use_backend
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
 from dlrnn.ops.matrix_power import matrix_power, times_power
-
-INTERPRETED = """
-from dlrnn.ops import dplr
-from dlrnn.ops.triton import dplr_weights, sections
-
-sections.FREQUENCIES, sections.STATES = 8, 4
-sections.SHORTEST, sections.CHUNKS, sections.ROOM = 3, 3, 100
-torch.manual_seed(0)
-for outputs, channels, pairs, length, largest in [
-    (1, 1, 1, 1, 64), (1, 2, 5, 2, 64), (2, 2, 9, 27, 64), (2, 2, 3, 20, 0)
-]:
-    Lambda = torch.randn(pairs, 2).double() * 5
-    Lambda[:, 0] = -Lambda[:, 0].abs() / 50 - 0.01
-    P, B = torch.randn(2, pairs, 2).double()
-    C, dt = torch.randn(outputs, channels, pairs, 2).double(), torch.rand(channels).double() + 0.01
-    system = dplr.DPLR(*(t.requires_grad_() for t in (Lambda, P, B, C, dt)))
-    dplr_weights.LARGEST = largest
-    have, want = dplr._fused_tile(system, length), dplr.dplr_kernel(system, length)
-    grad = torch.randn_like(want)
-    for one, other in zip(
-        (have, *torch.autograd.grad(have, system, grad)),
-        (want, *torch.autograd.grad(want, system, grad)),
-        strict=True,
-    ):
-        assert one.shape == other.shape
-        error = ((one - other).norm() / other.norm().clamp(min=1e-300)).item()
-        assert error < 1e-11 or (one - other).abs().max() < 1e-12, error
-dplr_weights.LARGEST = 64
-small = [t.detach().requires_grad_() for t in (Lambda[:1], P[:1], B[:1], C[:1, :1, :1], dt[:1])]
-assert torch.autograd.gradgradcheck(lambda *t: dplr._fused_tile(dplr.DPLR(*t), 2), small)
-fixed = [t.detach() for t in small]
-def of_C(C):
-    return dplr._fused_tile(dplr.DPLR(*fixed[:3], C, fixed[4]), 2).square()
-assert torch.autograd.gradgradcheck(of_C, small[3])
-print("right")
-"""
 
 
 def random(*shape):
@@ -163,11 +128,6 @@ def test_recurrence_equals_the_dense_one():
     assert_close(dplr_response(system, state, 150), torch.stack(silent, dim=1), 1e-10)
 
 
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    assert "right" in run_interpreted(INTERPRETED)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("outputs", "channels", "pairs", "length"),
@@ -177,28 +137,17 @@ def test_accuracy_on_a_gpu(outputs, channels, pairs, length):
     """Kernel and gradients equal those of PyTorch and are deterministic, in a CUDA graph too."""
     Lambda, P, B = (part.to(DEVICE) for part in legs(2 * pairs))
     C, dt = random(outputs, channels, pairs, 2), 10 ** -(1 + 2 * torch.rand(channels).to(Lambda))
-    system = DPLR(*(part.requires_grad_() for part in (Lambda, P, B, C, dt)))
-    grad = random(outputs, channels, length)
+    system, grad = (Lambda, P, B, C, dt), random(outputs, channels, length)
 
-    def answers():
-        kernel = dplr_kernel(system, length)
-        return kernel, *torch.autograd.grad(kernel, system, grad)
+    def found():
+        return answers(lambda *parts: dplr_kernel(DPLR(*parts), length), system, grad)
 
-    def parted():  # a graph of autograd that lives on keeps its stream: nothing could be captured
-        return [answer.detach() for answer in answers()]
-
-    have, again = parted(), parted()
+    have = found()
+    assert_same_bits(have, found())
     with use_backend("torch"):
-        want = parted()
-    for one, other, wanted in zip(have, again, want, strict=True):
-        assert torch.equal(one, other)
-        assert_close(one, wanted, 1e-9)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = answers()
-    graph.replay()
-    for one, other in zip(have, captured, strict=True):
-        assert torch.equal(one, other)
+        for one, wanted in zip(have, found(), strict=True):
+            assert_close(one, wanted, 1e-9)
+    assert_same_bits(have, replayed(found))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

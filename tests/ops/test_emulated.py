@@ -5,21 +5,26 @@ multiprocessors, so that blocks have several tiles and use a stage again.
 """
 
 import sys
+from functools import partial
 
 import pytest
 import torch
-from convolutions import assert_16_bit_inputs_are_right, assert_twice_the_error_of_plain_pytorch
 from emulator import Kernel, compiled
+from kernels import (
+    answers,
+    assert_16_bit_inputs_are_right,
+    assert_twice_the_error_of_plain_pytorch,
+    convolution_inputs,
+)
 from support import relative_error
 
+from dlrnn.ops import reference
 from dlrnn.ops.cuda import channel_vandermonde, convolution, long_convolution, vandermonde
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
-def inputs(batch, length, channels, right, left):
-    u, dy = torch.randn(2, batch, length, channels)
-    return u, dy, torch.randn(channels, right), torch.randn(channels, left)
+inputs = partial(convolution_inputs, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +86,10 @@ def test_vandermonde(size):
     rows, states, length = size
     W, log_lambda, dK = torch.randn(rows, states, 2), modes(states), torch.randn(rows, length)
     have = vandermonde.vandermonde(W, log_lambda, length)
-    assert_right((have, *vandermonde.gradients(dK, W, log_lambda)), W, log_lambda, dK)
-    moments = vandermonde.adjoint(dK, log_lambda)
-    assert relative_error(moments * torch.tensor([1, -1]), exact(W, log_lambda, dK)[1]) < 5e-7
+    moments = vandermonde.adjoint(dK, log_lambda) * torch.tensor([1, -1])
+    found = have, *vandermonde.gradients(dK, W, log_lambda)
+    _, d_W, _ = assert_right(found, reference.vandermonde, W, log_lambda, dK)
+    assert relative_error(moments, d_W) < 5e-7
 
 
 @pytest.mark.parametrize("size", [(1, 3, 5, 7), (2, 2, 70, 700)], ids=str)
@@ -92,7 +98,8 @@ def test_channel_vandermonde(size):
     W, dK = torch.randn(rows, channels, states, 2), torch.randn(rows, channels, length)
     log_lambda = modes(channels, states)
     have = channel_vandermonde.product(W, log_lambda, length)
-    assert_right((have, *channel_vandermonde.gradients(dK, W, log_lambda)), W, log_lambda, dK)
+    found = have, *channel_vandermonde.gradients(dK, W, log_lambda)
+    assert_right(found, reference.channel_vandermonde, W, log_lambda, dK)
 
 
 def modes(*shape):
@@ -101,17 +108,13 @@ def modes(*shape):
     return torch.stack((real, 6 * torch.rand(shape, dtype=torch.float64)), -1)
 
 
-def exact(W, log_lambda, dK):
-    """The product and its gradients by definition."""
-    W, log_lambda = W.double().requires_grad_(), log_lambda.clone().requires_grad_()
-    powers = torch.view_as_complex(log_lambda)[..., None] * torch.arange(dK.shape[-1])
-    kernel = (torch.view_as_complex(W)[..., None] * powers.exp()).sum(-2).real
-    return kernel.detach(), *torch.autograd.grad(kernel, (W, log_lambda), dK.double())
-
-
-def assert_right(have, W, log_lambda, dK):
-    for ours, wanted in zip(have, exact(W, log_lambda, dK), strict=True):
+def assert_right(have, definition, W, log_lambda, dK):
+    """The product and its gradients equal those of the definition, which are returned."""
+    inputs = W.double(), log_lambda
+    exact = answers(lambda *both: definition(*both, dK.shape[-1]), inputs, dK)
+    for ours, wanted in zip(have, exact, strict=True):
         assert relative_error(ours, wanted) < 5e-7
+    return exact
 
 
 BROKEN = """

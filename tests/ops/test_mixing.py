@@ -1,10 +1,11 @@
 """`ops.mix` equals its composition; its kernels, emulated on a CPU and on a GPU."""
 
 import sys
+from functools import partial
 
 import pytest
 import torch
-from convolutions import PlainRows
+from kernels import PlainRows, answers, assert_same_bits, assert_twice_the_error, replayed
 from support import DEVICE, assert_agree, assert_close, refused, relative_error
 from torch.nn import functional as F
 
@@ -25,11 +26,15 @@ def made(batch, length, channels, columns, right, left, dtype=torch.float64, dev
     return [x.requires_grad_() for x in tensors]
 
 
-def composed(u, right, left, weight, bias, activation, glu=False):
+def composed(u, right, left, weight, bias, activation="gelu", glu=False):
     y = ops.convolution(u, right, left)
     y = y if activation == "identity" else getattr(F, activation)(y)
     y = F.linear(y, weight, bias)
     return F.glu(y, dim=-1) if glu else y
+
+
+def gelu_linear(y, weight, bias):
+    return F.linear(F.gelu(y), weight, bias)
 
 
 def of_ops(u, right, left, weight, bias, activation):
@@ -146,10 +151,8 @@ class TestEmulated:
         if length > 1:
             y[0, 0], dout[0, -1] = 1e-30, 0
         weight, bias = torch.randn(columns, channels) / channels, torch.randn(columns)
-        exact = [x.double().requires_grad_() for x in (y, weight, bias)]
-        z = F.gelu(exact[0]) if activation == "gelu" else exact[0]
-        want = F.linear(z, *exact[1:])
-        wanted = torch.autograd.grad(want, exact, dout.double())
+        plain = gelu_linear if activation == "gelu" else F.linear
+        exact = answers(plain, (y, weight, bias), dout, torch.float64)
         if in_rows:  # what lies beyond the length is not read
             rows = torch.full((batch, channels, -(-length // 4) * 4), float("nan"))
             rows[..., :length] = y.transpose(1, 2)
@@ -158,7 +161,7 @@ class TestEmulated:
         dy, d_weight, d_bias = kernels.backward(dout, y, weight, activation, in_rows=in_rows)
         if in_rows:
             dy = dy[..., :length].transpose(1, 2)
-        for have, exactly in zip((out, dy, d_weight, d_bias), (want, *wanted), strict=True):
+        for have, exactly in zip((out, dy, d_weight, d_bias), exact, strict=True):
             assert have.shape == exactly.shape
             assert relative_error(have, exactly) < 4e-7
 
@@ -211,15 +214,12 @@ class TestOnAGPU:
     def test_twice_the_error_of_plain_pytorch(self, size, activation):
         inputs = made(*size, dtype=torch.float32, device=DEVICE)
         dout = torch.randn(*size[:2], size[3], device=DEVICE)
-        fast = results(inputs, dout, ops.mix, activation)
+        mix, plain = (partial(op, activation=activation) for op in (ops.mix, composed))
+        fast = answers(mix, inputs, dout)
         with ops.use_backend("torch"):
-            plain = results(inputs, dout, composed_by_name, activation)
-            exact = [x.detach().double().requires_grad_() for x in inputs]
-            exact = results(exact, dout.double(), composed_by_name, activation)
-        for have, other, want in zip(fast, plain, exact, strict=True):
-            assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
-        for have, again in zip(fast, results(inputs, dout, ops.mix, activation), strict=True):
-            assert torch.equal(have, again), "not deterministic"
+            exact = answers(plain, inputs, dout, torch.float64)
+            assert_twice_the_error(fast, answers(plain, inputs, dout), exact)
+        assert_same_bits(fast, answers(mix, inputs, dout))
 
     def test_glu_equals_the_composition(self):
         inputs = made(2, 500, 128, 256, 500, 0, dtype=torch.float32, device=DEVICE)
@@ -243,21 +243,9 @@ class TestOnAGPU:
             dy, *others = kernels.backward(dout, have, inputs[1], "gelu", in_rows=in_rows)
             return out, dy[..., :length].transpose(1, 2) if in_rows else dy, *others
 
-        def plain(dtype):
-            exact = [x.to(dtype).requires_grad_() for x in inputs]
-            out = F.linear(F.gelu(exact[0]), *exact[1:])
-            return out.detach(), *torch.autograd.grad(out, exact, dout.to(dtype))
-
-        found = fast()
-        results = zip(found, plain(torch.float32), plain(torch.float64), strict=True)
-        for mine, other, want in results:
-            assert relative_error(mine, want) <= 2 * relative_error(other, want) + 1e-7
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = fast()
-        graph.replay()
-        for mine, again in zip(found, captured, strict=True):
-            assert torch.equal(mine, again), "not deterministic, or not captured"
+        found, exact = fast(), answers(gelu_linear, inputs, dout, torch.float64)
+        assert_twice_the_error(found, answers(gelu_linear, inputs, dout), exact)
+        assert_same_bits(found, replayed(fast))
 
     @pytest.mark.parametrize("scale", [1e-25, 1e25])
     def test_very_small_and_large_inputs_keep_the_accuracy(self, scale):
@@ -265,10 +253,8 @@ class TestOnAGPU:
         scales = zip(inputs, (scale, 1, 1, 1, scale), strict=True)
         inputs = [(x * s).detach().requires_grad_() for x, s in scales]
         dout = torch.randn(2, 1000, 64, device=DEVICE) / scale
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        fast = results(inputs, dout, ops.mix, "gelu")
-        exact = results(exact, dout.double(), composed_by_name, "gelu")
-        for have, want in zip(fast, exact, strict=True):
+        exact = answers(composed, inputs, dout, torch.float64)
+        for have, want in zip(answers(ops.mix, inputs, dout), exact, strict=True):
             assert relative_error(have, want) < 2e-6
 
     def test_zeros_and_nan_stay_in_their_sequence(self):
@@ -285,8 +271,8 @@ class TestOnAGPU:
         inputs = made(2, 150, 16, 16, 150, 0, dtype=torch.float32, device=DEVICE)
         wanted = [inputs[i] for i in (0, 1, 3, 4)]
         found = []
-        for function in (ops.mix, composed_by_name):
-            value = function(*inputs, activation="gelu").square().sum()
+        for function in (ops.mix, composed):
+            value = function(*inputs).square().sum()
             slopes = torch.autograd.grad(value, wanted, create_graph=True)
             value = sum(slope.square().sum() for slope in slopes)
             found.append(torch.autograd.grad(value, wanted))
@@ -301,12 +287,3 @@ class TestOnAGPU:
         out = ops.mix(*inputs)
         assert torch.cuda.memory_allocated() - before < 3.1 * size  # out, rows of u and of y
         del out
-
-
-def composed_by_name(*inputs, activation):
-    return composed(*inputs, activation)
-
-
-def results(inputs, dout, function, activation):
-    out = function(*inputs, activation=activation)
-    return [out.detach(), *torch.autograd.grad(out, inputs, dout)]

@@ -18,16 +18,11 @@ from dlrnn.ops.dlr_layer import layer_backward_op, layer_op
 
 
 def convolve(length, right, left, dtype=torch.float32):
-    """Forward and backward, of rows up to 16384."""
+    """Forward and backward; rows up to 16384 have kernels of their own."""
     u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
-    convolution.forward(u, *both)
-    convolution.backward(u, u, *both)
-
-
-def convolve_long(length, right, left, dtype=torch.float32):
-    u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
-    long_convolution.forward(u, *both)
-    long_convolution.backward(u, u, *both)
+    kernels = convolution if length <= 2**convolution.LONGEST else long_convolution
+    kernels.forward(u, *both)
+    kernels.backward(u, u, *both)
 
 
 def mix(channels, columns, activation, in_rows):
@@ -95,11 +90,11 @@ def compiled(monkeypatch):
         (mix, (128, 128, "gelu", True)),
         (mix, (32, 32, "gelu", False)),
         (mix, (144, 144, "identity", True)),
-        (convolve_long, (20000, 20000, 0)),
-        (convolve_long, (65536, 32768, 32768)),
-        (convolve_long, (65536, 32768, 32768, torch.float16)),
-        (convolve_long, (2**18, 2**18, 0)),
-        (convolve_long, (2**20, 2**20, 0)),
+        (convolve, (20000, 20000, 0)),
+        (convolve, (65536, 32768, 32768)),
+        (convolve, (65536, 32768, 32768, torch.float16)),
+        (convolve, (2**18, 2**18, 0)),
+        (convolve, (2**20, 2**20, 0)),
         (multiply, (4096,)),
         (multiply_channels, (4096,)),
         (run_layer, (True,)),

@@ -1,8 +1,8 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, assert_agree, assert_close
+from kernels import random
+from support import assert_agree, assert_close
 
 from dlrnn import ops
 from dlrnn.ops import reference
@@ -22,24 +22,21 @@ def stream(u, kernel_of, start=0, window=None):
 def test_steps_equal_the_convolution(length, data):
     start = data.draw(st.integers(0, length - 1))
     window = data.draw(st.none() | st.integers(1, 40))
-    u = torch.randn(2, length, 3, dtype=torch.float64, device=DEVICE)
-    kernel = torch.randn(3, 300, dtype=torch.float64, device=DEVICE)
+    u, kernel = random((2, length, 3), (3, 300))
     y, _ = stream(u, lambda size: kernel[:, :size], start, window)
     kept = kernel[:, : min(length, window or length)]
     assert_close(y, reference.convolution(u.cpu(), kept.cpu())[:, start:], 1e-12)
 
 
 def test_gradients_through_the_state():
-    u = torch.randn(1, 23, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    kernel = torch.randn(2, 64, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    u, kernel = random((1, 23, 2), (2, 64), grad=True)
     y, _ = stream(u, lambda size: kernel[:, :size])
     expected = reference.convolution(u.cpu(), kernel.cpu()[:, :23])
     assert_agree(y, expected, (u, kernel), 1e-12)
 
 
 def test_a_state_can_be_branched_from():
-    u = torch.randn(1, 40, 2, dtype=torch.float64, device=DEVICE)
-    kernel = torch.randn(2, 128, dtype=torch.float64, device=DEVICE)
+    u, kernel = random((1, 40, 2), (2, 128))
     kernel_of = lambda size: kernel[:, :size]  # noqa: E731
     _, state = stream(u[:, :21], kernel_of)
     first, _ = ops.online_step(u[:, 30], state, kernel_of)
@@ -49,26 +46,23 @@ def test_a_state_can_be_branched_from():
 
 
 def test_the_number_of_blocks_is_logarithmic():
-    u = torch.randn(1, 1000, 1, dtype=torch.float64, device=DEVICE)
-    kernel = torch.randn(1, 4096, dtype=torch.float64, device=DEVICE)
+    u, kernel = random((1, 1000, 1), (1, 4096))
     _, state = stream(u, lambda size: kernel[:, :size], start=900)
     assert [b.inputs.shape[1] for b in state.blocks] == [512, 256, 128, 64, 32, 8]  # 1000 in binary
     assert torch.equal(state.history(), u)
 
 
 def test_a_window_bounds_the_memory():
-    u = torch.randn(1, 1000, 1, dtype=torch.float64, device=DEVICE)
-    kernel = torch.randn(1, 20, dtype=torch.float64, device=DEVICE)
+    u, kernel = random((1, 1000, 1), (1, 20))
     y, state = stream(u, lambda size: kernel[:, :size], window=20)
     assert state.history().shape[1] < 64
     assert state.kernel.shape[1] <= 128
     assert_close(y, ops.convolution(u, kernel), 1e-12)
 
 
-@pytest.mark.parametrize("length", [2**10])
-def test_work_is_quasi_linear(monkeypatch, length):
+def test_work_is_quasi_linear(monkeypatch):
     """Entries that go through a transform: at most L log2(2 L) for a whole generation."""
-    work = 0
+    work, length = 0, 2**10
 
     def counting(u, kernel):
         nonlocal work
@@ -76,7 +70,6 @@ def test_work_is_quasi_linear(monkeypatch, length):
         return ops.convolution(u, kernel)
 
     monkeypatch.setattr("dlrnn.ops.online.convolution", counting)
-    u = torch.randn(1, length, 1, device=DEVICE)
-    kernel = torch.randn(1, 4 * length, device=DEVICE)
+    u, kernel = random((1, length, 1), (1, 4 * length), dtype=torch.float32)
     stream(u, lambda size: kernel[:, :size])
     assert work <= length * (length.bit_length() + 1)

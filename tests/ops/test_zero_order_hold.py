@@ -3,35 +3,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from support import DEVICE, assert_close, gradients, run_interpreted
+from support import DEVICE, assert_close, gradients
 
 from dlrnn import ops
 
 RADII = [0.0, 1e-300, 1e-12, 1e-5, 2**-6 * (1 - 1e-9), 2**-6 * (1 + 1e-9), 0.3, 2.0, 50.0]
-
-INTERPRETED = """
-from dlrnn.ops import zero_order_hold
-from dlrnn.ops.triton import zero_order_hold as kernels
-import sys
-plain = sys.modules["dlrnn.ops.zero_order_hold"]
-
-torch.manual_seed(0)
-for scale in (0.0, 1e-300, 1e-8, 1e-2, 2.0 ** -6, 1.0, 100.0):
-    z = scale * torch.randn(300, 2, dtype=torch.float64)
-    z[:, 0] = -z[:, 0].abs()
-    grad = torch.randn_like(z)
-    have, want = kernels.integral(z, plain.ZERO), plain._integral(z)
-    assert (have - want).abs().max() < 4e-15, (scale, (have - want).abs().max())
-    have = kernels.gradient(z, grad, plain.ZERO, plain.NEAR)
-    want = plain.pair_product(grad, plain.conjugate(plain._derivative(z)))
-    assert (have - want).abs().max() < 4e-14, (scale, (have - want).abs().max())
-print("right")
-"""
-
-
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    assert "right" in run_interpreted(INTERPRETED)
 
 
 def integral(z, m):

@@ -1,9 +1,7 @@
-"""Layers: one mixer a file, all with the same contract (docs/architecture.md)."""
+"""Layers: all mixers keep the same contract (docs/architecture.md)."""
 
-from dlrnn.nn.attention import Attention, KeyValueState
-from dlrnn.nn.attention_ff import AttentionFF
+from dlrnn.nn.attention import Attention, AttentionFF, KeyValueState
 from dlrnn.nn.dlr import DLR
-from dlrnn.nn.dss import DSS
 from dlrnn.nn.experts import Experts
 from dlrnn.nn.files import load_layers, save_model
 from dlrnn.nn.local_attention import LocalAttention
@@ -11,8 +9,8 @@ from dlrnn.nn.mixer import KernelMixer, Mixer
 from dlrnn.nn.optim import param_groups
 from dlrnn.nn.reuse import reuse_kernels
 from dlrnn.nn.s4 import S4
-from dlrnn.nn.s4d import S4D
 from dlrnn.nn.sgconv import SGConv
+from dlrnn.nn.state_space import DSS, S4D
 from dlrnn.nn.streaming import RecurrentState
 
 __all__ = [

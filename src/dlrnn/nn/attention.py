@@ -1,6 +1,6 @@
-"""Softmax attention instead of the convolution: the paper's first baseline."""
+"""Softmax attention instead of the convolution: the paper's baselines."""
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.nn.layers import SumNorm
 from dlrnn.nn.mixer import Mixer
 from dlrnn.ops.checks import (
     require,
@@ -214,6 +215,44 @@ class Attention(Mixer[KeyValueState]):
             require_dtype(f"state.{name}", part, (self.temperature.dtype,))
             require_device(f"state.{name}", part, self.temperature.device)
         require_shape("state.seen", state.seen, (batch,))
+
+
+class AttentionFF(Attention):
+    """Attention + 2 FF, which has as many parameters as DLR.
+
+    Twice `o + W_2 GELU(W_1 LayerNorm(o) + b_1) + b_2` on the output o of the attention.
+
+    Args:
+        d_model: channels, H; a multiple of 2 * heads.
+        d_ff: width of the feed-forward blocks, 16 H if not given (2048 in the paper).
+        options: heads, bidirectional, dropout and glu, as in `Attention`.
+    """
+
+    def __init__(
+        self, d_model: int, *, d_ff: int | None = None, **options: Unpack[AttentionOptions]
+    ) -> None:
+        super().__init__(d_model, **options)
+        self.d_ff = 16 * d_model if d_ff is None else d_ff
+        require_count("d_ff", self.d_ff)
+        self.feed_forward = nn.ModuleList(
+            nn.Sequential(
+                SumNorm(d_model),
+                nn.Linear(d_model, self.d_ff),
+                nn.GELU(),
+                nn.Linear(self.d_ff, d_model),
+            )
+            for _ in range(2)
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return super().options() | {"d_ff": self.d_ff}
+
+    def _project(self, attended: Tensor) -> Tensor:
+        o = super()._project(attended)
+        for block in self.feed_forward:
+            o = o + block(o)
+        return o
 
 
 def attention(

@@ -1,15 +1,57 @@
-"""Comparisons of the convolution kernels with plain PyTorch and with float64."""
+"""Comparisons of kernels with plain PyTorch and with float64."""
 
 import math
 import sys
 from types import SimpleNamespace
 
 import torch
-from support import relative_error
+from support import DEVICE, relative_error
 from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.ops.convolution import with_skip
+
+
+def random(*shapes, dtype=torch.float64, grad=False):
+    """A random tensor of each shape."""
+    return [torch.randn(s, dtype=dtype, device=DEVICE).requires_grad_(grad) for s in shapes]
+
+
+def answers(function, inputs, grad, dtype=None):
+    """The function's value at copies of the inputs, in this dtype, and its gradients for `grad`."""
+    own = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+    y = function(*own)
+    return [y.detach(), *torch.autograd.grad(y, own, grad.to(y))]
+
+
+def assert_same_bits(have, again):
+    for one, other in zip(have, again, strict=True):
+        assert torch.equal(one, other), "not deterministic"
+
+
+def assert_twice_the_error(fast, plain, exact):
+    """Of plain PyTorch against float64, at most."""
+    for have, other, want in zip(fast, plain, exact, strict=True):
+        assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
+
+
+def replayed(function):
+    """What a CUDA graph of the function computes."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = function()
+    for each in captured:
+        each.detach().fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    return captured
+
+
+def convolution_inputs(batch, length, channels, right, left, device=DEVICE):
+    """u and dy [B, L, H], a right and a left kernel of so many entries; fp32."""
+    u, dy = torch.randn(2, batch, length, channels, device=device)
+    right = torch.randn(channels, right, device=device)
+    return u, dy, right, torch.randn(channels, left, device=device)
 
 
 def plain_torch():
@@ -74,10 +116,8 @@ def assert_twice_the_error_of_plain_pytorch(kernels, arguments):
         plain = results(plain_torch(), *arguments)
     exact = results(plain_torch(), *(x.double() for x in arguments))
     fast = results(kernels, *arguments)
-    for have, other, want in zip(fast, plain, exact, strict=True):
-        assert relative_error(have, want) <= 2 * relative_error(other, want) + 1e-7
-    for have, again in zip(fast, results(kernels, *arguments), strict=True):
-        assert torch.equal(have, again), "not deterministic"
+    assert_twice_the_error(fast, plain, exact)
+    assert_same_bits(fast, results(kernels, *arguments))
 
 
 def assert_16_bit_inputs_are_right(kernels, u, dy, right, left, dtype):
