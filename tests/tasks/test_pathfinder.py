@@ -4,13 +4,14 @@ import functools
 import hashlib
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlrnn.tasks import pathfinder
-from dlrnn.tasks.pathfinder import paths, pixels, sizes
+from dlrnn.tasks.pathfinder import paths, pixels
 from dlrnn.tasks.pathfinder.generator import Scene
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set
@@ -491,9 +492,9 @@ def test_invalid_settings_are_refused(settings, keywords):
         ({"margins": ("2",)}, "margins must be a tuple of numbers .* not .'2',"),
     ],
 )
-def test_settings_of_another_type_are_refused(settings, keywords):
+def test_settings_of_another_type_are_refused(settings, keywords, unchecked):
     with pytest.raises(ValueError, match=keywords):
-        sizes.check({**SPECS["128"].__dict__, **settings})
+        replace(SPECS["128"], **settings)
 
 
 def test_paths_without_room_are_refused_before_the_build(tmp_path):

@@ -20,10 +20,12 @@ from dlrnn.tasks import data, listops
 from dlrnn.tasks.listops import ListOpsGenerator, evaluate, generator, to_text
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set, locked, set_header
+from dlrnn.tasks.storage.specs import scaled_counts
 
 LIMITS = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
 COUNTS = {"train": 50, "validation": 10, "test": 5}
 WITH_DUPLICATES = ListOpsGenerator(**LIMITS, counts=COUNTS, shard_rows=16, seed=1)
+HEADER = set_header("listops-subtrees", LIMITS, 16, COUNTS, seed=1)
 SPEC = f"ListOpsGenerator(**{LIMITS}, counts={COUNTS}, shard_rows=16, seed=1)"
 
 
@@ -196,7 +198,7 @@ def test_inconsistent_counts_are_found(copy):
     manifest["sha256"] = shards.manifest_hash(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     assert shards.verify(copy) == [
-        "test-00000.parquet holds 5 samples, not 4",
+        "test-00000.parquet is damaged: it holds 5 samples, not 4",
         "the shards of test hold 4 samples, not 6",
     ]
 
@@ -286,15 +288,15 @@ def test_a_folder_has_one_build_at_a_time(copy):
 def test_fewer_samples_keep_the_proportions_of_splits(name):
     counts = dict(data.GENERATORS[name]().counts)
     whole = sum(counts.values())
-    assert shards.scaled_counts(counts, whole) == counts
+    assert scaled_counts(counts, whole) == counts
     tenth = {split: count // 10 for split, count in counts.items()}
-    assert shards.scaled_counts(counts, whole // 10) == tenth
+    assert scaled_counts(counts, whole // 10) == tenth
     for samples in (3, 4, 7, 59):
-        scaled = shards.scaled_counts(counts, samples)
+        scaled = scaled_counts(counts, samples)
         assert min(scaled.values()) >= 1
         assert sum(scaled.values()) == samples
     with pytest.raises(ValueError, match=r"samples must be at least 3.* not 2"):
-        shards.scaled_counts(counts, 2)
+        scaled_counts(counts, 2)
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -357,21 +359,6 @@ def test_the_cache_of_row_groups_is_bounded(whole, monkeypatch):
         assert [table.nbytes for table in train.cache.values()] == sizes[-kept:]
 
 
-def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
-    every = shards.Split(whole, "train")
-    expected = every.batch(range(50))
-    assert len(every.files) > 2
-    monkeypatch.setattr(shards, "OPEN_FILES", 2)
-    monkeypatch.setattr(shards, "CACHE_BYTES", 1)
-    few = shards.Split(whole, "train")
-    for indices in (range(50), range(49, -1, -1)):
-        found = few.batch(indices)
-        assert len(few.files) == 2
-        for name, values in found.items():
-            for place, index in enumerate(indices):
-                assert np.array_equal(values[place], expected[name][index])
-
-
 def test_a_truncated_shard_is_named(whole, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "set")
     last = sorted(copy.glob("train-*.parquet"))[-1]
@@ -402,7 +389,7 @@ def test_data_sets_are_built_and_listed_by_name(tmp_path):
     assert shards.load_manifest(out)["counts"] == {"train": 58, "validation": 1, "test": 1}
     unfinished = tmp_path / "sets" / "b"
     unfinished.mkdir()
-    (unfinished / "progress.jsonl").write_text(json.dumps(set_header(WITH_DUPLICATES)) + "\n")
+    (unfinished / "progress.jsonl").write_text(json.dumps(HEADER) + "\n")
     (unfinished / "other.json").write_text("[]")
     edited = json.loads((out / "manifest.json").read_text()) | {"seed": 8}
     for name, content in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):

@@ -16,7 +16,7 @@ from test_archives import write_folder, write_tar, write_zip
 from dlrnn.cli import main
 from dlrnn.tasks.data import import_set
 from dlrnn.tasks.speech import UNIT, WORDS, SpeechCommands, hashed_split
-from dlrnn.tasks.storage import imports, shards
+from dlrnn.tasks.storage import build, shards
 
 SPLITS = ("train", "validation", "test")
 SPEAKERS = [f"{number:08x}" for number in range(12)]
@@ -270,8 +270,8 @@ def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device", str(path))
         return write(path, data)
 
-    write = imports.write_unlocked
-    monkeypatch.setattr(imports, "write_unlocked", full)
+    write = build.write_unlocked
+    monkeypatch.setattr(build, "write_unlocked", full)
     with pytest.raises(OSError, match="No space left on device"):
         import_set("speech-commands", source, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()

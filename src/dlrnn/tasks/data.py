@@ -14,10 +14,11 @@ from dlrnn.tasks.retrieval import retrieval_set
 from dlrnn.tasks.speech import speech_set
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set
-from dlrnn.tasks.storage.imports import ImportedSet, write_set
+from dlrnn.tasks.storage.imports import write_set
+from dlrnn.tasks.storage.specs import GeneratedSet, ImportedSet, scaled_counts
 from dlrnn.tasks.text import text_set
 
-GENERATORS: dict[str, Callable[..., shards.Spec]] = {
+GENERATORS: dict[str, Callable[..., GeneratedSet]] = {
     "listops-subtrees": listops.subtrees,
     "listops": listops.lra,
     "pathfinder-segmentation": pathfinder.segmentation,
@@ -54,7 +55,7 @@ def build(
         raise ValueError(f"{name} has {has}; only pathfinder-segmentation has several")
     spec = GENERATORS[name](**settings)
     if samples is not None:
-        counts = shards.scaled_counts(spec.counts, samples)
+        counts = scaled_counts(spec.counts, samples)
         spec = GENERATORS[name](**settings, counts=counts)
     default = f"{name}-{settings['resolution']}" if segmentation else name
     folder = Path("data") / default if out is None else Path(out)

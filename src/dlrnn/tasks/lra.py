@@ -25,8 +25,8 @@ from PIL import Image
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.listops.generator import SCHEMA
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
 from dlrnn.tasks.storage.layouts import split_files, text_lines
+from dlrnn.tasks.storage.specs import ImportedSet, Row
 
 # ---------------------------------------------------------------------------------- ListOps
 
@@ -43,9 +43,7 @@ def listops_release() -> ImportedSet:
         rows=_expressions,
         schema=pa.schema([SCHEMA.field(name) for name in ("tokens", "label")]),
         layout="basic_{train,val,test}.tsv",
-        splits=("train", "validation", "test"),
         shard_rows=2**13,
-        group_rows=64,
         writer={"use_dictionary": ["label"]},
     )
 
@@ -78,7 +76,7 @@ def _tree(where: str, source: str, target: str) -> dict[str, Any]:
         raise ValueError(f"{where} has the label {target[:40]!r}; its value is {value}")
     if len(tokens) > _MAX_TOKENS:
         raise ValueError(f"{where} has {len(tokens)} tokens; at most {_MAX_TOKENS} were expected")
-    return {"tokens": tokens.tobytes(), "label": value}
+    return {"tokens": tokens, "label": value}
 
 
 # ---------------------------------------------------------------------------------- Pathfinder
@@ -109,7 +107,6 @@ def _images(like: pathfinder.PathfinderGenerator) -> ImportedSet:
         rows=partial(_labelled, resolution=like.resolution),
         schema=pa.schema([*fields, pa.field("file", pa.string(), False)]),
         layout=f"{folder}/{{imgs/K/sample_N.png,metadata/K.npy}}",
-        splits=("train", "validation", "test"),
         shard_rows=like.shard_rows,
         group_rows=like.group_rows,
         writer=like.writer,

@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,9 +30,9 @@ from dlrnn.common.untrusted import brief
 from dlrnn.tasks.base import Batch
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
 from dlrnn.tasks.storage.layouts import parquet_rows
 from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample
 from dlrnn.tasks.text import page_figure
 
 if TYPE_CHECKING:
@@ -150,9 +151,7 @@ def books_set(tokenizer: Path | None = None, length: int = 4096) -> ImportedSet:
         schema=pa.schema([pa.field("tokens", pa.list_(pa.field("token", kind, False)), False)]),
         layout=f"a folder of books (.txt, or Parquet with a column text) with more than {length}"
         " tokens for each of train, validation and test (by folder, else by a hash of file names)",
-        splits=_SPLITS,
         shard_rows=2**12,
-        group_rows=64,
         writer={"use_dictionary": False},
         tokenizer=content,
     )
@@ -285,13 +284,7 @@ class PG19(SetTask):
     causal: ClassVar[bool] = True
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("tokens",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < 1:
-            raise ValueError(f"{self.name}: the length must be at least 1, not {self.length}")
-        if self.held_out < 0:
-            raise ValueError(f"{self.name}: held_out must be at least 0, not {self.held_out}")
+    limits: ClassVar = {"length": (1, math.inf), "held_out": (0, math.inf)}
 
     @property
     def vocabulary(self) -> int:
@@ -344,7 +337,7 @@ class PG19(SetTask):
         every = len(stored) * self._parts(stored)
         return every if split == "train" else min(every, self.held_out or every)
 
-    def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+    def _read(self, split: str, numbers: Sequence[int]) -> list[Sample]:
         """Read the first part of every block, then the second of every block, and so on."""
         stored = self._split(split)
         blocks, parts = super()._read(split, numbers), self._parts(stored)
@@ -354,7 +347,7 @@ class PG19(SetTask):
             for block, first in zip(blocks, firsts, strict=True)
         ]
 
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         tokens = torch.from_numpy(np.stack([s["tokens"] for s in samples]).astype(np.int64))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 

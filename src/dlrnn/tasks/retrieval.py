@@ -7,20 +7,21 @@ even if they were written as Python's `b'...'`.
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
 from dlrnn.tasks.base import Batch
 from dlrnn.tasks.storage.archives import Entry
-from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import split_files, text_lines
-from dlrnn.tasks.text import ByteTask, padded, text_figure
+from dlrnn.tasks.storage.sets import labels_of
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, schema_of
+from dlrnn.tasks.text import ByteTask, padded, page_figure, text_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,18 +39,13 @@ def retrieval_set(length: int = 4000) -> ImportedSet:
     return ImportedSet(
         name=Retrieval.name,
         parameters={"length": length},
-        rows=lambda path: _pairs(path, length),
+        rows=partial(_pairs, length=length),
         schema=schema_of(
-            tokens1=pa.binary(),
-            tokens2=pa.binary(),
-            label=pa.uint8(),
-            id1=pa.string(),
-            id2=pa.string(),
+            **dict.fromkeys(("tokens1", "tokens2"), pa.binary()),
+            **{"label": pa.uint8(), "id1": pa.string(), "id2": pa.string()},
         ),
         layout="new_aan_pairs.{train,eval,test}.tsv",
-        splits=("train", "validation", "test"),
         shard_rows=2**13,
-        group_rows=64,
         writer={"use_dictionary": ["label"]},
     )
 
@@ -79,13 +75,9 @@ def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
             label, id1, id2, text1, text2 = row
             if label not in _LABELS:
                 raise ValueError(f"{where} has the label {label[:40]!r}; expected 0 or 1")
-            yield {
-                "tokens1": text1.encode()[:length],
-                "tokens2": text2.encode()[:length],
-                "label": _LABELS[label],
-                "id1": id1,
-                "id2": id2,
-            }
+            first, second = text1.encode()[:length], text2.encode()[:length]
+            names = {"label": _LABELS[label], "id1": id1, "id2": id2}
+            yield {"tokens1": first, "tokens2": second, **names}
 
 
 @dataclass(frozen=True)
@@ -108,18 +100,18 @@ class Retrieval(ByteTask):
         """The data set of pairs, each text cut to `length` bytes."""
         return retrieval_set(self.length)
 
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        halves = [
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        first, second = (
             padded([sample[name] for sample in samples], self.length)
             for name in ("tokens1", "tokens2")
-        ]
-        tokens, lengths = (np.stack(parts, axis=1) for parts in zip(*halves, strict=True))
-        labels = torch.tensor([int(sample["label"]) for sample in samples])
-        return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
+        )
+        tokens, lengths = (torch.stack(both, dim=1) for both in zip(first, second, strict=True))
+        return Batch(tokens, labels_of(samples), lengths)
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Draw the beginnings of both papers."""
         batch = self.sample(1, split=split, step=step)
         cites = "1, one cites the other" if batch.targets[0] else "0, neither cites the other"
         titles = (f"target: {cites}; first paper", "second paper")
-        return self.captioned(text_figure(list(zip(titles, batch.inputs[0], strict=True))))
+        texts = map(text_of, batch.inputs[0])
+        return self.captioned(page_figure(list(zip(titles, texts, strict=True))))

@@ -26,9 +26,9 @@ from jaxtyping import Int16
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import hub_split, parquet_rows, text_lines
-from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.storage.sets import SetTask, labels_of
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, list_of, schema_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,24 +48,23 @@ _COLUMNS = ["split", "label", "path", "samples"]
 
 def speech_set() -> ImportedSet:
     """Return the data set of clips of at most one second."""
-    samples = pa.list_(pa.field("element", pa.int16(), False))
     return ImportedSet(
         name=SpeechCommands.name,
         parameters={"rate": RATE, "words": list(WORDS)},
         rows=_clips,
-        schema=schema_of(samples=samples, label=pa.uint8(), clip=pa.string()),
+        schema=schema_of(samples=list_of(pa.int16()), label=pa.uint8(), clip=pa.string()),
         layout="WORD/SPEAKER_nohash_NUMBER.{wav,flac} or {train,validation,test}-*-of-*.parquet",
-        splits=("train", "validation", "test"),
         shard_rows=2**11,
-        group_rows=64,
-        order=lambda row: hashlib.sha256(
-            row["clip"].encode()
-        ).digest(),  # archives are sorted by word
+        order=_digest,  # archives are sorted by word
         writer={
             "use_dictionary": ["label"],
             "column_encoding": {"samples.list.element": "DELTA_BINARY_PACKED"},
         },
     )
+
+
+def _digest(sample: Sample) -> bytes:
+    return hashlib.sha256(sample["clip"].encode()).digest()
 
 
 def _clips(path: Path) -> Generator[Row, None, str | None]:
@@ -276,47 +275,28 @@ class SpeechCommands(ClassificationTask, SetTask):
     causal: ClassVar[bool] = False
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("samples", "label")
-
-    @property
-    def d_input(self) -> int:
-        """The sample."""
-        return 1
-
-    @property
-    def d_output(self) -> int:
-        """The ten words."""
-        return len(WORDS)
-
-    @property
-    def input_length(self) -> int:
-        """The samples of one second."""
-        return LENGTH
+    required: ClassVar[tuple[str, ...]] = ("rate", "words")
+    d_input: ClassVar[int] = 1  # the sample
+    d_output: ClassVar[int] = len(WORDS)
+    input_length: ClassVar[int] = LENGTH
 
     def spec(self) -> ImportedSet:
         """The data set of clips."""
         return speech_set()
 
-    def _required(self) -> dict[str, Any]:
-        return dict(self.spec().parameters)
-
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         waves = np.zeros((len(samples), LENGTH, 1), dtype=np.float32)  # [B, L, 1]
         for wave, sample in zip(waves, samples, strict=True):
             wave[: len(sample["samples"]), 0] = sample["samples"]
-        labels = torch.tensor([int(sample["label"]) for sample in samples])
-        return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels)
+        return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels_of(samples))
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Draw four clips."""
         batch = self.sample(4, split=split, step=step)
         figure = new_figure(11, 5)
         seconds = np.arange(LENGTH) / RATE
-        for axes, wave, label in zip(
-            figure.subplots(2, 2, sharex=True).flat,
-            batch.inputs[..., 0],
-            batch.targets,
-            strict=True,
-        ):
+        panels = figure.subplots(2, 2, sharex=True).flat
+        for axes, wave, label in zip(panels, batch.inputs[..., 0], batch.targets, strict=True):
             axes.plot(seconds, wave.numpy(), linewidth=0.5)
             axes.set_title(f"target: {WORDS[int(label)]!r}")
             axes.set(xlabel="seconds", xlim=(0, LENGTH / RATE))

@@ -10,10 +10,11 @@ replace the names, so other reviews are held out.
 import codecs
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -25,9 +26,9 @@ from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
 from dlrnn.tasks.storage.layouts import hub_split, parquet_rows
-from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.storage.sets import SetTask, labels_of
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, schema_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,12 +44,11 @@ def text_set(length: int = 2048) -> ImportedSet:
     return ImportedSet(
         name=Text.name,
         parameters={"length": length},
-        rows=lambda path: _reviews(path, length),
+        rows=partial(_reviews, length=length),
         schema=schema_of(tokens=pa.binary(), label=pa.uint8(), review=pa.string()),
         layout="aclImdb/{train,test}/{pos,neg}/ID_RATING.txt or {train,test}-*-of-*.parquet",
         splits=("train", "test"),
         shard_rows=2**15,
-        group_rows=64,
         order=lambda row: _digest(row["review"]),  # archives are sorted by class
         writer={"use_dictionary": ["label"]},
     )
@@ -135,23 +135,9 @@ class ByteTask(ClassificationTask, SetTask):
 
     causal: ClassVar[bool] = False
     drawable: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.length <= 2**20:
-            raise ValueError(
-                f"{self.name}: the length must be from 1 to {2**20}, not {self.length}"
-            )
-
-    @property
-    def vocabulary(self) -> int:
-        """257: padding and all bytes."""
-        return 257
-
-    @property
-    def d_output(self) -> int:
-        """Two classes."""
-        return 2
+    vocabulary: ClassVar[int] = 257
+    d_output: ClassVar[int] = 2
+    limits: ClassVar = {"length": (1, 2**20)}
 
     @property
     def input_length(self) -> int:
@@ -183,41 +169,32 @@ class Text(ByteTask):
         """The data set of reviews, cut to `length` bytes."""
         return text_set(self.length)
 
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        texts = [sample["tokens"] for sample in samples]
-        tokens, lengths = padded(texts, self.length)
-        labels = torch.tensor([int(sample["label"]) for sample in samples])
-        return Batch(torch.from_numpy(tokens), labels, torch.from_numpy(lengths))
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        tokens, lengths = padded([sample["tokens"] for sample in samples], self.length)
+        return Batch(tokens, labels_of(samples), lengths)
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Draw the beginning of a review."""
         batch = self.sample(1, split=split, step=step)
         label = "1, positive" if batch.targets[0] else "0, negative"
-        return self.captioned(text_figure([(f"target: {label}", batch.inputs[0])]))
+        return self.captioned(page_figure([(f"target: {label}", text_of(batch.inputs[0]))]))
 
 
 def padded(
     texts: Sequence[np.ndarray], length: int
-) -> tuple[Int64[np.ndarray, "B L"], Int64[np.ndarray, " B"]]:
+) -> tuple[Int64[Tensor, "B L"], Int64[Tensor, " B"]]:
     """Return tokens, padded with 0, and their numbers; an empty text is one token of padding."""
     tokens = np.zeros((len(texts), length), dtype=np.int64)
-    lengths = np.ones(len(texts), dtype=np.int64)
-    for place, text in enumerate(texts):
+    for row, text in zip(tokens, texts, strict=True):
         cut = text[:length]
-        tokens[place, : len(cut)] = cut
-        tokens[place, : len(cut)] += 1
-        lengths[place] = max(len(cut), 1)
-    return tokens, lengths
+        row[: len(cut)] = cut.astype(np.int64) + 1
+    lengths = [min(max(len(text), 1), length) for text in texts]
+    return torch.from_numpy(tokens), torch.tensor(lengths)
 
 
-def text_figure(titled: Sequence[tuple[str, Int64[Tensor, " L"]]]) -> "Figure":
-    """Draw the beginnings of texts as bytes, each with a title."""
-    return page_figure(
-        [
-            (title, bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace"))
-            for title, tokens in titled
-        ]
-    )
+def text_of(tokens: Int64[Tensor, " L"]) -> str:
+    """Return the beginning of a text of bytes, for a picture."""
+    return bytes((tokens[tokens > 0][:1200] - 1).tolist()).decode("ascii", "replace")
 
 
 def page_figure(titled: Sequence[tuple[str, str]]) -> "Figure":

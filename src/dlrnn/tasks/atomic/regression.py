@@ -1,7 +1,8 @@
 """Tasks whose inputs and targets are real numbers, generated on the training device."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.atomic import pictures
-from dlrnn.tasks.base import Batch, Request, Task, r2
+from dlrnn.tasks.base import Batch, Number, Request, Task, r2
 from dlrnn.tasks.random import Random
 
 if TYPE_CHECKING:
@@ -34,15 +35,10 @@ class RegressionTask(Task):
     metric: ClassVar[str] = "R2"
     metric_names: ClassVar[tuple[str, ...]] = ("R2",)
     causal: ClassVar[bool] = True
-    shortest: ClassVar[int] = 1
+    limits: ClassVar[Mapping[str, tuple[Number, Number]]] = {"length": (1, math.inf)}
+    on_device: ClassVar[bool] = True
     heights: ClassVar[tuple[int, int]] = (1, 1)
     """The ratio of the heights of input and target in a picture."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < self.shortest:
-            least = f"the length must be at least {self.shortest}, not {self.length}"
-            raise ValueError(f"{self.name}: {least}")
 
     @property
     def features(self) -> int:
@@ -65,11 +61,6 @@ class RegressionTask(Task):
         return self.length
 
     # ---------------------------------------------------------------------------------- batches
-
-    @property
-    def on_device(self) -> bool:
-        """Batches are made on the training device."""
-        return True
 
     def _sample(self, request: Request) -> Batch:
         batch_size, split, step, device, first, _ = request

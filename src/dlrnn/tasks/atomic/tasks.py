@@ -213,16 +213,8 @@ class Select(RegressionTask):
 
     name: ClassVar[str] = "select"
     probes: ClassVar[str] = "shifts that depend on the input"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.marked < 1:
-            raise ValueError(f"{self.name}: marked must be at least 1, not {self.marked}")
-
-    @property
-    def features(self) -> int:
-        """The number and its mark."""
-        return 2
+    limits: ClassVar = {"length": (1, math.inf), "marked": (1, math.inf)}
+    features: ClassVar[int] = 2  # the number and its mark
 
     @property
     def input_length(self) -> int:
@@ -287,11 +279,7 @@ class MIPS(RegressionTask):
     name: ClassVar[str] = "mips"
     probes: ClassVar[str] = "attention: look up by content"
     heights: ClassVar[tuple[int, int]] = (3, 1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width < 1:
-            raise ValueError(f"mips: width must be at least 1, not {self.width}")
+    limits: ClassVar = {"length": (1, math.inf), "width": (1, math.inf)}
 
     @property
     def features(self) -> int:
@@ -335,7 +323,7 @@ class ContextShift(RegressionTask):
 
     name: ClassVar[str] = "context-shift"
     probes: ClassVar[str] = "a kernel that depends on the input"
-    shortest: ClassVar[int] = 3
+    limits: ClassVar = {"length": (3, math.inf)}
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length - 2)
@@ -367,7 +355,7 @@ class Solve(RegressionTask):
 
     name: ClassVar[str] = "solve"
     probes: ClassVar[str] = "an algorithm in context"
-    shortest: ClassVar[int] = 3
+    limits: ClassVar = {"length": (3, math.inf)}
 
     @property
     def size(self) -> int:

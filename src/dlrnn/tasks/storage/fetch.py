@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlrnn.common.suggestions import suggestion
-from dlrnn.tasks.storage.build import check_free_space, existing_parent
+from dlrnn.tasks.storage.build import check_free_space
 from dlrnn.tasks.storage.shards import sha256
 
 DOWNLOADS = Path("data") / "download"
@@ -78,7 +78,7 @@ def download(name: str) -> Path:
         raise ValueError(f"{home.repository} on the Hub holds no data of {name}: {_instead(name)}")
     folder = DOWNLOADS / name
     present = sum(os.path.getsize(path) for path in folder.rglob("*") if path.is_file())
-    check_free_space(existing_parent(folder), sum(file.size for file in files) - present)
+    check_free_space(folder, sum(file.size for file in files) - present)
     for file in files:
         with _failures(name, home.repository):
             path = _downloaded(home.repository, commit, file.rfilename, folder)

@@ -6,7 +6,7 @@ groups: every group is decoded once per epoch, and the order depends on (seed, e
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 from dlrnn.tasks.base import Batch, Request, Task
 from dlrnn.tasks.random import Random
 from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.specs import GeneratedSet, ImportedSet, Sample
 
 WINDOW = 64  # row groups whose samples are shuffled together
 
@@ -30,22 +32,15 @@ class SetTask(Task):
     folder: str | os.PathLike[str] | None = None
 
     columns: ClassVar[tuple[str, ...]]  # those that the task reads
+    required: ClassVar[tuple[str, ...]] = ()  # parameters that a data set must share with `spec`
 
     @abstractmethod
-    def spec(self) -> shards.Spec:
+    def spec(self) -> GeneratedSet | ImportedSet:
         """The data set with the paper's settings."""
 
-    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-        """Generate samples of a split, each a mapping from column names to values."""
-        raise ValueError(shards.not_generated(self.name))
-
     @abstractmethod
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         """Collate samples."""
-
-    def _required(self) -> dict[str, Any]:
-        """Return the parameters that a data set on disk must have for this task."""
-        return {}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +76,16 @@ class SetTask(Task):
             batch = Batch(*(None if part is None else part.pin_memory() for part in batch))  # type: ignore[arg-type]
         return batch.to(device)
 
-    def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Sample]:
+        spec = self.spec()
+        if isinstance(spec, ImportedSet):
+            raise ValueError(
+                f"{self.name} is real data and cannot be generated: import it once with "
+                f"`dlrnn data import {self.name} PATH` and pass its folder to the task"
+            )
+        return [spec.sample(split, number) for number in numbers]
+
+    def _read(self, split: str, numbers: Sequence[int]) -> list[Sample]:
         stored = self._split(split)
         indices = [number % len(stored) for number in numbers]
         if split == "train":
@@ -108,13 +112,19 @@ class SetTask(Task):
         if manifest["task"] != self.name:
             found = f"{manifest['task']!r:.60}, not of {self.name!r}"
             raise ValueError(f"{self.folder} is a data set of {found}")
-        for key, value in self._required().items():
-            if (found := manifest["parameters"].get(key)) != value:
-                raise ValueError(f"{self.folder} has {key} {found!r:.60}, not {value!r}")
+        expected = self.spec().parameters
+        for key in self.required:
+            if (found := manifest["parameters"].get(key)) != expected[key]:
+                raise ValueError(f"{self.folder} has {key} {found!r:.60}, not {expected[key]!r}")
         stored = _opened(folder, stamp, split, self.columns)
         if not len(stored):
             raise ValueError(f"{self.folder} has no {split} samples; {how} a larger data set")
         return stored
+
+
+def labels_of(samples: Sequence[Sample]) -> Int64[Tensor, " B"]:
+    """Return the column `label`."""
+    return torch.tensor([int(sample["label"]) for sample in samples])
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
