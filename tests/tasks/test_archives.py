@@ -40,7 +40,7 @@ def write_folder(path, files):
 
 
 def content(path, **bounds):
-    return {entry.name: entry.open().read() for entry in entries(path, **bounds)}
+    return {entry.name: entry.read(2**30) for entry in entries(path, **bounds)}
 
 
 def refused(path, keywords, **bounds):
@@ -222,7 +222,8 @@ def test_one_uncompressed_file_is_seekable(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"abc")
     for entry in entries(tmp_path / "a.parquet"):
         assert (entry.name, entry.size) == ("a.parquet", 3)
-        assert entry.open().seekable()
+        with entry.open() as file:
+            assert file.seekable()
     refused(tmp_path / "a.parquet", "of 3 bytes, more than the 2 allowed", member_bytes=2)
 
 

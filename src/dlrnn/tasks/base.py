@@ -296,6 +296,11 @@ def target_count(targets: Int[Tensor, "*shape"]) -> Float[Tensor, "1"]:
     return (targets != IGNORED).sum(dtype=torch.float64)[None]
 
 
+def element_count(targets: Tensor) -> Float[Tensor, "1"]:
+    """Return the number of targets where none is ignored."""
+    return torch.full((1,), targets.numel(), dtype=torch.float64, device=targets.device)
+
+
 def class_counts(targets: Int[Tensor, "*shape"], classes: int) -> Float[Tensor, " classes"]:
     """Return the number of targets of each class."""
     every = torch.arange(classes, device=targets.device)

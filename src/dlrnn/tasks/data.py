@@ -8,7 +8,7 @@ from typing import Any
 from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import fit, parse_json, read_bytes
 from dlrnn.tasks import listops, pathfinder
-from dlrnn.tasks.lra import listops_release, path_x_release, pathfinder_release
+from dlrnn.tasks.lra import images_release, listops_release
 from dlrnn.tasks.pg19 import books_set
 from dlrnn.tasks.retrieval import retrieval_set
 from dlrnn.tasks.speech import speech_set
@@ -65,9 +65,10 @@ def build(
 
 def imported_sets(tokenizer: str | os.PathLike[str] | None = None) -> dict[str, ImportedSet]:
     """Return the data sets that are imported, by the name of their task."""
-    lra = (listops_release(), pathfinder_release(), path_x_release())
+    images = images_release(pathfinder.lra()), images_release(pathfinder.path_x())
     books = books_set(None if tokenizer is None else Path(tokenizer))
-    return {each.name: each for each in (text_set(), retrieval_set(), *lra, speech_set(), books)}
+    every = (text_set(), retrieval_set(), listops_release(), *images, speech_set(), books)
+    return {each.name: each for each in every}
 
 
 def import_set(

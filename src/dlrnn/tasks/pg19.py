@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.common.untrusted import brief
-from dlrnn.tasks.base import Batch
+from dlrnn.tasks.base import Batch, element_count
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.archives import Entry, entries
 from dlrnn.tasks.storage.layouts import parquet_rows
@@ -56,9 +56,8 @@ _T5_VOCABULARY = 32100
 
 def read_tokenizer(path: Path) -> bytes:
     """Return the content of a tokenizer.json, which may be compressed."""
-    for entry in entries(path, member_bytes=_MAX_TOKENIZER_BYTES) if path.is_file() else ():
-        with entry.open() as file:
-            return file.read()
+    for entry in entries(path) if path.is_file() else ():
+        return entry.read(_MAX_TOKENIZER_BYTES)
     raise ValueError(f"there is no file {path}; a tokenizer.json was expected")
 
 
@@ -217,13 +216,12 @@ def read_books(path: Path) -> Iterator[tuple[str, Iterator[str]]]:
             both = f"{seen[True]} in a folder of a split and {seen[False]} in none"
             raise ValueError(f"{path} holds {both}; keep one of the two layouts")
         if kind == ".txt":
-            yield split or hashed_split(Path(entry.name).name), _text(path, entry)
+            yield split or hashed_split(Path(entry.name).name), _text(entry)
             continue
-        for number, row in enumerate(parquet_rows(path, entry, ["text"])):
+        for number, (where, row) in enumerate(parquet_rows(entry, ["text"])):
             name = f"{Path(entry.name).name}/{number}"
             text = "" if row["text"] is None else row["text"]
             if not isinstance(text, str):
-                where = f"{path}: {entry.name} row {number}"
                 raise ValueError(f"{where} must be text, not {type(text).__name__}")
             yield split or hashed_split(name), iter([text])
 
@@ -245,7 +243,7 @@ def hashed_split(name: str) -> str:
     return {0: "test", 1: "validation"}.get(digit, "train")
 
 
-def _text(path: Path, entry: Entry) -> Iterator[str]:
+def _text(entry: Entry) -> Iterator[str]:
     """Yield the UTF-8 text of a file without its byte order mark; line ends become line feeds."""
     with entry.open() as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig")
@@ -253,7 +251,7 @@ def _text(path: Path, entry: Entry) -> Iterator[str]:
             while part := lines.read(PIECE):
                 yield part
         except UnicodeDecodeError:
-            raise ValueError(f"{path}: {entry.name} is not UTF-8") from None
+            raise ValueError(f"{entry.where} is not UTF-8") from None
         lines.detach()
 
 
@@ -362,8 +360,7 @@ class PG19(SetTask):
 
     def totals(self, batch: Batch) -> Tensor:
         """The number of tokens to predict."""
-        count = batch.targets.numel()
-        return torch.full((1,), count, dtype=torch.float64, device=batch.targets.device)
+        return element_count(batch.targets)
 
     def weight(self, batch: Batch) -> int:
         """The number of tokens: each has the same weight, also in a smaller last batch."""

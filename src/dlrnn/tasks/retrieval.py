@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
@@ -52,17 +52,17 @@ def retrieval_set(length: int = 4000) -> ImportedSet:
 
 def _pairs(path: Path, length: int) -> Iterator[Row]:
     for split, entry in split_files(path, _PAIRS, _SPLITS):
-        for pair in _rows(path, entry, length):
+        for pair in _rows(entry, length):
             yield split, pair
 
 
-def _rows(path: Path, entry: Entry, length: int) -> Iterator[dict[str, Any]]:
+def _rows(entry: Entry, length: int) -> Iterator[Sample]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
     with entry.open() as file:
-        lines = text_lines(f"{path}: {entry.name}", file, MAX_LINE)
+        lines = text_lines(entry.where, file, MAX_LINE)
         reader = csv.reader(lines, delimiter="\t", strict=True)
         while True:
-            where = f"{path}: {entry.name} line {reader.line_num + 1}"
+            where = f"{entry.where} line {reader.line_num + 1}"
             try:
                 row = next(reader, None)
             except csv.Error as error:

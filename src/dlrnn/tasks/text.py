@@ -78,36 +78,33 @@ def _found(path: Path, length: int) -> Iterator[tuple[str, int, bytes]]:
         if len(seen) == 2:
             raise ValueError(f"{path} holds {seen[True]} and {seen[False]}; keep one of the two")
         if hub is not None:
-            yield from _rows(path, entry, hub, length)
+            yield from _rows(entry, hub, length)
         elif found is not None:
             split, label, stem = found.groups()
             if label not in _LABELS:
-                names = "expected neg or pos"
-                raise ValueError(f"{path}: {entry.name} has the label {label!r}; {names}")
+                raise ValueError(f"{entry.where} has the label {label!r}; expected neg or pos")
             if not re.fullmatch(r"\d+_\d+", stem, re.ASCII):
-                raise ValueError(f"{path}: {entry.name} is not named ID_RATING.txt")
-            yield f"{split}/{label}/{stem}", _LABELS[label], _text(path, entry, length)
+                raise ValueError(f"{entry.where} is not named ID_RATING.txt")
+            yield f"{split}/{label}/{stem}", _LABELS[label], _text(entry, length)
 
 
-def _rows(path: Path, entry: Entry, split: str, length: int) -> Iterator[tuple[str, int, bytes]]:
+def _rows(entry: Entry, split: str, length: int) -> Iterator[tuple[str, int, bytes]]:
     """Yield the reviews of a Parquet file of the Hub, named by their positions."""
-    names = {label: name for name, label in _LABELS.items()}
-    for number, row in enumerate(parquet_rows(path, entry, ["text", "label"])):
+    stem = PurePosixPath(entry.name).stem
+    for number, (where, row) in enumerate(parquet_rows(entry, ["text", "label"])):
         text, label = row["text"], row["label"]
-        where = f"{path}: {entry.name} row {number}"
-        if type(label) is not int or label not in names:
+        if type(label) is not int or label not in (0, 1):
             raise ValueError(f"{where} has the label {label!r:.40}; expected 0 or 1")
         if not isinstance(text, str) or not text:
             raise ValueError(f"{where} has no text")
-        name = f"{split}/{names[label]}/{PurePosixPath(entry.name).stem}/{number}"
-        yield name, label, text.encode()[:length]
+        yield f"{split}/{('neg', 'pos')[label]}/{stem}/{number}", label, text.encode()[:length]
 
 
 def _digest(review: str) -> bytes:
     return hashlib.sha256(review.encode()).digest()
 
 
-def _text(path: Path, entry: Entry, length: int) -> bytes:
+def _text(entry: Entry, length: int) -> bytes:
     """Return the first bytes of a text, after all of it was decoded."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with entry.open() as file:
@@ -118,9 +115,9 @@ def _text(path: Path, entry: Entry, length: int) -> bytes:
                 piece = file.read(_PIECE)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
-            raise ValueError(f"{path}: {entry.name} is not UTF-8") from None
+            raise ValueError(f"{entry.where} is not UTF-8") from None
     if not start:
-        raise ValueError(f"{path}: {entry.name} is empty")
+        raise ValueError(f"{entry.where} is empty")
     return start[:length]
 
 

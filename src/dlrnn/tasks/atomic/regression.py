@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.atomic import pictures
-from dlrnn.tasks.base import Batch, Number, Request, Task, r2
+from dlrnn.tasks.base import Batch, Number, Request, Task, element_count, r2
 from dlrnn.tasks.random import Random
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ class RegressionTask(Task):
 
     def totals(self, batch: Batch) -> Tensor:
         """The number of values to predict."""
-        size = batch.targets.numel()
-        return torch.full((1,), size, dtype=torch.float64, device=batch.targets.device)
+        return element_count(batch.targets)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """R2 of one batch."""

@@ -27,13 +27,14 @@ MEMBER_BYTES = 2**32
 TOTAL_BYTES = 2**37  # 128 GiB
 _HEADER_BYTES = 2**20  # of long names and attributes in a tar, which are read at once
 
+
 _OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".gz": gzip.GzipFile,
     ".xz": lzma.LZMAFile,
     ".bz2": bz2.BZ2File,
 }
 _MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2", b"PK\3\4": ".zip"}
-_SHORT = {".tgz": ".tar.gz", ".txz": ".tar.xz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2"}
+_SHORT = {".tgz": ".gz", ".txz": ".xz", ".tbz": ".bz2", ".tbz2": ".bz2"}
 _HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -52,13 +53,24 @@ class ArchiveError(ValueError):
 class Entry:
     """A regular file; `name` is its path inside, with `/`; `size` is None if it is not known."""
 
+    archive: Path
     name: str
     size: int | None
-    _opened: Callable[[], io.BufferedReader]
+    open: Callable[[], io.BufferedReader | io.BytesIO]
+    """Open the file; it must be read before the next entry is requested."""
 
-    def open(self) -> io.BufferedReader:
-        """Open the file; it must be read before the next entry is requested."""
-        return self._opened()
+    @property
+    def where(self) -> str:
+        """The archive and the name, for error messages."""
+        return f"{self.archive}: {self.name}"
+
+    def read(self, most: int) -> bytes:
+        """Return the content, which may have at most `most` bytes."""
+        with self.open() as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"{self.where} has more than {most} bytes")
+        return content
 
 
 def entries(
@@ -73,17 +85,20 @@ def entries(
         raise ArchiveError(f"there is no file or folder {path}")
     bounds = _Bounds(path, member_bytes, total_bytes)
     if path.is_dir():
-        yield from _folder(path, bounds)
+        yield from _folder(path, path, bounds)
     elif not path.is_file():
         raise ArchiveError(f"{path} is neither a file nor a folder")
     elif (suffix := _suffix(path)) == ".zip":
         yield from _zip(path, bounds)
+    elif _is_tar(path, opener := _OPENERS.get(suffix, _open)):
+        yield from _tar(path, opener, bounds)
+    elif opener is _open:
+        yield bounds.plain_file(path.name, path)
     else:
-        opener = _OPENERS.get(suffix, _open_uncompressed)
-        if _is_tar(path, opener):
-            yield from _tar(path, opener, bounds)
-        else:
-            yield from _one_file(path, path.name.removesuffix(suffix), opener, bounds)
+        with _naming_damage(path), opener(path) as file:
+            most = min(member_bytes, total_bytes)
+            name = path.name.removesuffix(suffix)
+            yield Entry(path, name, None, partial(_reader, file, path, name, most))
 
 
 class _Bounds:
@@ -118,44 +133,26 @@ class _Bounds:
         which = f"which is {kind}; only plain files are read"
         return ArchiveError(f"{self.path} holds {name!r}, {which}")
 
+    def plain_file(self, name: str, path: Path) -> Entry:
+        """Return the entry of an uncompressed file, which is seekable."""
+        size = path.stat().st_size
+        self.add(name, size)
+        return Entry(self.path, name, size, partial(_open, path))
+
 
 # ---------------------------------------------------------------------------------- kinds
 
 
-def _folder(path: Path, bounds: _Bounds) -> Iterator[Entry]:
-    def files(folder: Path) -> Iterator[Entry]:
-        for item in sorted(os.scandir(folder), key=lambda item: item.name):
-            name = Path(item.path).relative_to(path).as_posix()
-            if item.is_dir(follow_symlinks=False):
-                yield from files(Path(item.path))
-            elif not item.is_file(follow_symlinks=False):
-                raise bounds.not_plain(name, is_link=item.is_symlink())
-            else:
-                size = item.stat(follow_symlinks=False).st_size
-                bounds.add(name, size)
-                with contextlib.ExitStack() as stack:
-                    yield Entry(name, size, partial(_kept_open, stack, item.path))
-
-    yield from files(path)
-
-
-def _one_file(
-    path: Path, name: str, opener: Callable[[Path], io.BufferedIOBase], bounds: _Bounds
-) -> Iterator[Entry]:
-    """Yield one file: uncompressed, which is seekable, or compressed."""
-    if opener is _open_uncompressed:
-        size = path.stat().st_size
-        bounds.add(name, size)
-        with contextlib.ExitStack() as stack:
-            yield Entry(name, size, partial(_kept_open, stack, str(path)))
-        return
-    with _naming_damage(path), opener(path) as file:
-        most = min(bounds.member_bytes, bounds.total_bytes)
-        yield Entry(name, None, partial(_reader, file, path, name, most))
-
-
-def _kept_open(stack: contextlib.ExitStack, path: str) -> io.BufferedReader:
-    return stack.enter_context(open(path, "rb"))
+def _folder(root: Path, folder: Path, bounds: _Bounds) -> Iterator[Entry]:
+    for item in sorted(os.scandir(folder), key=lambda item: item.name):
+        path = Path(item.path)
+        name = path.relative_to(root).as_posix()
+        if item.is_dir(follow_symlinks=False):
+            yield from _folder(root, path, bounds)
+        elif item.is_file(follow_symlinks=False):
+            yield bounds.plain_file(name, path)
+        else:
+            raise bounds.not_plain(name, is_link=item.is_symlink())
 
 
 class _Member(tarfile.TarInfo):
@@ -188,7 +185,8 @@ def _tar(
                 if not member.isreg() or member.issparse():
                     raise bounds.not_plain(name, is_link=member.issym() or member.islnk())
                 content = cast(io.BufferedReader, tar.extractfile(member))
-                yield Entry(name, member.size, partial(_reader, content, path, name, member.size))
+                reader = partial(_reader, content, path, name, member.size)
+                yield Entry(path, name, member.size, reader)
         while after := file.read(2**20):  # the checksums at the end
             bounds.add("its end", len(after))
 
@@ -214,17 +212,16 @@ def _zip(path: Path, bounds: _Bounds) -> Iterator[Entry]:
                 raise ArchiveError(f"{path} holds {name!r}, which is encrypted")
             with archive.open(member) as content:
                 assert isinstance(content, io.BufferedIOBase)
-                yield Entry(name, size, partial(_reader, content, path, name, size))
+                yield Entry(path, name, size, partial(_reader, content, path, name, size))
 
 
 def _suffix(path: Path) -> str:
     """Return the suffix of the container, from the name or else from the first bytes."""
-    name = path.name.lower()
-    for suffix in (*_OPENERS, ".zip"):
-        if name.endswith(suffix):
-            return suffix
-    if name.endswith(tuple(_SHORT)):
-        return Path(_SHORT[path.suffix.lower()]).suffix
+    suffix = path.suffix.lower()
+    if suffix in (*_OPENERS, ".zip"):
+        return suffix
+    if suffix in _SHORT:
+        return _SHORT[suffix]
     with open(path, "rb") as file:
         head = file.read(6)
     return next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
@@ -232,13 +229,13 @@ def _suffix(path: Path) -> str:
 
 def _is_tar(path: Path, opener: Callable[[Path], io.BufferedIOBase]) -> bool:
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if ".tar" in suffixes or (suffixes and suffixes[-1] in _SHORT):
+    if ".tar" in suffixes or _SHORT.keys() & suffixes[-1:]:
         return True
     with _naming_damage(path), opener(path) as file:
         return file.read(512)[257:262] == b"ustar"
 
 
-def _open_uncompressed(path: Path) -> io.BufferedIOBase:
+def _open(path: Path) -> io.BufferedReader:
     return open(path, "rb")
 
 
@@ -251,16 +248,11 @@ def _naming_damage(path: Path, name: str | None = None) -> Iterator[None]:
     where = f"{path} is damaged" if name is None else f"{path} is damaged in {name!r}"
     try:
         yield
-    except _DAMAGE as error:
-        raise ArchiveError(f"{where}: {_one_line(error)}") from None
-    except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # raised by the disk, not by a decoder
-            raise
-        raise ArchiveError(f"{where}: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the error is of the disk, not of a decoder
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ArchiveError(f"{where}: {reason}") from None
 
 
 class _Reader(io.RawIOBase):

@@ -25,17 +25,15 @@ def split_files(
     """Yield the only file of each split; the first group of `pattern` is a key of `splits`."""
     seen: set[str] = set()
     for entry in entries(path):
-        found = pattern.fullmatch(entry.name)
-        if found is None:
-            continue
-        split = splits[found[1]]
-        if split in seen:
-            raise ValueError(f"{path}: {entry.name} is a second file of {split} samples")
-        seen.add(split)
-        yield split, entry
+        if found := pattern.fullmatch(entry.name):
+            split = splits[found[1]]
+            if split in seen:
+                raise ValueError(f"{entry.where} is a second file of {split} samples")
+            seen.add(split)
+            yield split, entry
 
 
-def text_lines(where: str, file: io.BufferedReader, longest: int = LONGEST_LINE) -> Iterator[str]:
+def text_lines(where: str, file: io.BufferedIOBase, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Yield lines of UTF-8 with their line ends; errors begin with `where`."""
     number = 0
     while line := file.readline(longest + 1):
@@ -54,30 +52,26 @@ def hub_split(name: str) -> str | None:
     return found[1] if found else None
 
 
-def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file in a folder, with these columns."""
-    where = f"{path}: {entry.name}"
+def parquet_rows(entry: Entry, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a description and the values of each row of a Parquet file in a folder."""
+    where, number = entry.where, 0
     with entry.open() as file:
         if not file.seekable():
-            raise ArchiveError(
-                f"{where} is Parquet inside an archive; unpack it and give the folder"
-            )
+            advice = "unpack it and give the folder"
+            raise ArchiveError(f"{where} is Parquet inside an archive; {advice}")
         try:
             parquet = pq.ParquetFile(file, pre_buffer=False)
-            known = parquet.schema_arrow.names
-            if lacking := [name for name in columns if name not in known]:
-                raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
-            _check_sizes(where, parquet, columns)
-            allowed = FREE_BYTES + LARGEST_EXPANSION * _uncompressed_bytes(parquet)
+            allowed = FREE_BYTES + LARGEST_EXPANSION * _checked_size(where, parquet, columns)
             # one row at a time: 64 references to a long text in a dictionary become 64 long texts
             for batch in parquet.iter_batches(1, columns=columns, use_threads=False):
                 allowed -= batch.nbytes
                 if allowed < 0:
-                    raise ArchiveError(
-                        f"{where} has far more text than its size: a long text is"
-                        " repeated; write it without a dictionary, or use the original files"
-                    )
-                yield from batch.to_pylist()
+                    much = "has far more text than its size: a long text is repeated"
+                    advice = "write it without a dictionary, or use the original files"
+                    raise ArchiveError(f"{where} {much}; {advice}")
+                for row in batch.to_pylist():
+                    yield f"{where} row {number}", row
+                    number += 1
         except ArchiveError:
             raise
         except UnicodeDecodeError:
@@ -87,23 +81,25 @@ def parquet_rows(path: Path, entry: Entry, columns: list[str]) -> Iterator[dict[
             raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None
 
 
-def _uncompressed_bytes(parquet: pq.ParquetFile) -> int:
-    """Return the size of all row groups before compression."""
-    groups = range(parquet.num_row_groups)
-    return sum(parquet.metadata.row_group(group).total_byte_size for group in groups)
+def _checked_size(where: str, parquet: pq.ParquetFile, columns: list[str]) -> int:
+    """Return the size of a file before compression.
 
-
-def _check_sizes(where: str, parquet: pq.ParquetFile, columns: list[str]) -> None:
-    """Refuse lists and large columns before reading them: a few bytes may decode to many."""
-    leaves = [parquet.schema.column(place) for place in range(len(parquet.schema))]
-    for place, leaf in enumerate(leaves):
+    Missing columns, lists and large columns are refused: a few bytes may decode to many.
+    """
+    known = parquet.schema_arrow.names
+    if lacking := [name for name in columns if name not in known]:
+        raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
+    groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
+    for place in range(len(parquet.schema)):
+        leaf = parquet.schema.column(place)
         name = leaf.path.partition(".")[0]
         if name not in columns:
             continue
         if leaf.max_repetition_level > 0:
             raise ArchiveError(f"{where} has lists in its column {name!r}")
-        for group in range(parquet.num_row_groups):
-            size = parquet.metadata.row_group(group).column(place).total_uncompressed_size
+        for number, group in enumerate(groups):
+            size = group.column(place).total_uncompressed_size
             if size > LARGEST_CHUNK:
-                much = f"{size} bytes in its column {name!r}, row group {group}"
+                much = f"{size} bytes in its column {name!r}, row group {number}"
                 raise ArchiveError(f"{where} has {much}; at most {LARGEST_CHUNK} were expected")
+    return sum(group.total_byte_size for group in groups)
