@@ -9,8 +9,7 @@ from support import DEVICE, run_python
 from dlrnn import tasks
 from dlrnn.bench.measure import peak_bytes
 from dlrnn.tasks.atomic import ATOMIC
-from dlrnn.tasks.atomic.mips import largest_product
-from dlrnn.tasks.atomic.orthogonal import product_of_reflections
+from dlrnn.tasks.atomic.operations import largest_product, product_of_reflections
 
 NAMES = [task.name for task in ATOMIC]
 LENGTHS = {"shift": (8, 16, 256), "context-shift": (3, 4, 50), "solve": (3, 8, 50, 512)}
@@ -250,8 +249,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from dlrnn.tasks.atomic import triton_kernels
-from dlrnn.tasks.atomic.orthogonal import product_of_reflections
-from dlrnn.tasks.atomic.mips import largest_product
+from dlrnn.tasks.atomic.operations import largest_product, product_of_reflections
 
 torch.manual_seed(0)
 for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5), (1, 1030, 3)]:

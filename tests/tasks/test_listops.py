@@ -8,7 +8,7 @@ import pytest
 
 from dlrnn.tasks import listops, numba_random
 from dlrnn.tasks.listops import ListOpsGenerator, evaluate, generator, sub_values, to_text
-from dlrnn.tasks.listops.text import CLOSE, NO_LABEL, OPERATOR, OPERATORS
+from dlrnn.tasks.listops.text import CLOSE, OPERATOR, OPERATORS
 from dlrnn.tasks.random import SPLITS, Random
 
 EXAMPLE = "[MAX 2 6 [MED [SM 3 1 6 ] 8 3 ] 4 5 ]"
@@ -76,9 +76,6 @@ def test_values_heights_operators_and_positions(spec):
         assert tree.positions.tolist() == np.flatnonzero(tree.tokens == CLOSE).tolist()
         assert evaluate(text) == value
         assert sub_values(text) == ([v for _, v, _ in closed] or [value])
-        labels = tree.labels
-        assert labels[tree.positions].tolist() == tree.values.tolist()
-        assert (labels[tree.tokens != CLOSE] == NO_LABEL).all()
 
 
 def test_the_example_of_the_paper():

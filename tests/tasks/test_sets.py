@@ -12,7 +12,7 @@ from numba.core.dispatcher import Dispatcher
 
 from dlrnn import tasks
 from dlrnn.tasks import listops, numba_random, pathfinder
-from dlrnn.tasks.atomic import mips
+from dlrnn.tasks.atomic import operations
 from dlrnn.tasks.base import IGNORED
 from dlrnn.tasks.listops import trees
 from dlrnn.tasks.listops.text import CLOSE
@@ -54,7 +54,7 @@ def test_cached_kernels_have_one_signature():
         spec.draw("train", 0)
         task_of(name).sample(2)
     tasks.get("mips", length=8).sample(2)
-    modules = trees, paths, pixels, mips, numba_random
+    modules = trees, paths, pixels, operations, numba_random
     found = {
         f"{module.__name__}.{name}": len(kernel.signatures)
         for module in modules

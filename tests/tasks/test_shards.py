@@ -1,7 +1,6 @@
 """Data sets on disk: the same bytes for any number of workers and after any interruption."""
 
 import json
-import pickle
 import shutil
 import signal
 import subprocess
@@ -188,7 +187,7 @@ def test_a_changed_manifest_is_found(copy):
     (problem,) = shards.verify(copy)
     assert problem.endswith("manifest.json is damaged; its SHA-256 is not that of its content")
     path.write_text("{")
-    assert shards.verify(copy)[0].endswith("manifest.json is damaged; it is not JSON")
+    assert "manifest.json is damaged; it is not JSON" in shards.verify(copy)[0]
 
 
 def test_inconsistent_counts_are_found(copy):
@@ -317,7 +316,6 @@ def test_samples_and_batches(whole):
         assert evaluate(to_text(one.tokens)) == one.label == one.values[-1]
         assert len(one.operators) == len(one.positions)
     assert set(shards.Split(whole, "test", columns=["label"])[4]) == {"label"}
-    assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
 
 
 THREADS = """

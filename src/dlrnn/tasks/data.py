@@ -94,33 +94,26 @@ def list_sets(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:
     """Return a row for each data set below a folder, complete or not."""
     rows = []
     for path in sorted(Path(root).rglob("*.json*")):
-        if path.name not in (shards.MANIFEST, shards.PROGRESS):
-            continue
-        if path.name == shards.PROGRESS and (path.parent / shards.MANIFEST).exists():
+        is_manifest = path.name == shards.MANIFEST
+        begun = path.name == shards.PROGRESS and not (path.parent / shards.MANIFEST).exists()
+        if not (is_manifest or begun):
             continue
         try:
             content = read_bytes(path, links=True)
-            if path.name == shards.PROGRESS:
-                content = content.partition(b"\n")[0]
-            header = fit(parse_json(content, "it"), dict[str, Any], "it")
+            first = content if is_manifest else content.partition(b"\n")[0]
+            header = fit(parse_json(first, "it"), dict[str, Any], "it")
             row = {
                 "folder": str(path.parent),
                 "task": fit(header["task"], str, "task"),
                 "samples": sum(fit(header["counts"], dict[str, int], "counts").values()),
                 "seed": fit(header["seed"], int, "seed"),
-                "state": _state(path),
             }
         except (ValueError, KeyError, OSError):
             continue  # another program's file
-        rows.append(row)
+        try:
+            shards.load_manifest(path.parent)
+            state = "built"
+        except ValueError:
+            state = "damaged" if is_manifest else "not finished"
+        rows.append({**row, "state": state})
     return rows
-
-
-def _state(path: Path) -> str:
-    if path.name != shards.MANIFEST:
-        return "not finished"
-    try:
-        shards.load_manifest(path.parent)
-    except ValueError:
-        return "damaged"
-    return "built"

@@ -14,7 +14,7 @@ from jaxtyping import UInt8, UInt16
 
 from dlrnn.tasks.base import check_number
 from dlrnn.tasks.listops import trees
-from dlrnn.tasks.listops.text import DIGIT, NO_LABEL, VOCABULARY
+from dlrnn.tasks.listops.text import DIGIT, VOCABULARY
 from dlrnn.tasks.storage.specs import GeneratedSet, Sample, list_of, schema_of
 
 MAX_ATTEMPTS = 2**24
@@ -31,13 +31,6 @@ class Expression(NamedTuple):
     positions: UInt16[np.ndarray, " O"]  # of their closing brackets
     template: bytes  # a 128-bit hash of the expression without its digits
     attempt: int
-
-    @property
-    def labels(self) -> UInt8[np.ndarray, " L"]:
-        """The value of the sub-tree at each closing bracket, NO_LABEL elsewhere."""
-        labels = np.full(len(self.tokens), NO_LABEL, dtype=np.uint8)
-        labels[self.positions] = self.values
-        return labels
 
     @property
     def value(self) -> int:

@@ -10,8 +10,6 @@ OPERATORS = ("MIN", "MAX", "MED", "SM")
 VOCABULARY = ("", *"0123456789", *(f"[{name}" for name in OPERATORS), "]")
 """The text of each token: 0 padding, 1..10 digits, 11..14 `[MIN` `[MAX` `[MED` `[SM`, 15 `]`."""
 PADDING, DIGIT, OPERATOR, CLOSE = 0, 1, 11, 15
-NO_LABEL = 255
-"""The label of a token that is not a closing bracket."""
 
 
 def to_text(tokens: UInt8[np.ndarray, " L"]) -> str:

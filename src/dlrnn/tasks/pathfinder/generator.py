@@ -22,8 +22,7 @@ from dlrnn.tasks.storage.specs import GeneratedSet, Sample, schema_of
 
 _ATTEMPTS = 2**18  # at main paths that have room, after which the settings are refused
 
-LRA, SMALL, MIDDLE, LARGE = 32, 128, 256, 512
-_RESOLUTIONS = (LRA, SMALL, MIDDLE, LARGE)
+_RESOLUTIONS = (32, 128, 256, 512)
 _SCALED = ("seed_distance", "marker_radius", "paddle_thickness", "paddle_length")
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "margins": ((1,), (2, 3), (4,), (7,)),
@@ -40,7 +39,7 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
 }
 """Each setting at each of these resolutions."""
 _LIMITS: dict[str, tuple[Any, Number, Number]] = {
-    "resolution": (int, LRA, 4096),
+    "resolution": (int, 32, 4096),
     "contour_length": (int, 2, 1000),
     "antialias_scale": (int, 1, 8),
     "distractors": (int, 0, 1000),
@@ -263,7 +262,7 @@ class PathfinderGenerator(GeneratedSet):
         return {**image._asdict(), "image": image.pixels.ravel(), "mask": image.mask.ravel()}
 
 
-def segmentation(resolution: int = SMALL, **settings: Any) -> PathfinderGenerator:
+def segmentation(resolution: int = 128, **settings: Any) -> PathfinderGenerator:
     """Pathfinder-Segmentation with the paper's settings for 128, 256 and 512.
 
     Another resolution has those of the nearest one of these and LRA's 32, scaled.
@@ -279,13 +278,13 @@ def lra(**settings: Any) -> PathfinderGenerator:
     LRA's contrasts, 2 for a path and 0.75 for a dash, are one factor here, because dashes thinner
     than a pixel rarely reach full ink.
     """
-    return _one_label("pathfinder", {**sizes(LRA), **settings})
+    return _one_label("pathfinder", {**sizes(32), **settings})
 
 
 def path_x(**settings: Any) -> PathfinderGenerator:
     """Path-X of the Long Range Arena: 128 x 128, one label, discs on the main paths only."""
     defaults = {"seed_distance": 20, "marker_radius": 3, "distractors": 8}
-    return _one_label("path-x", {**sizes(SMALL), **defaults, **settings})
+    return _one_label("path-x", {**sizes(128), **defaults, **settings})
 
 
 def _one_label(name: str, settings: dict[str, Any]) -> PathfinderGenerator:

@@ -8,6 +8,7 @@ completed by the same command.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from dlrnn._version import __version__
 from dlrnn.common.files import PART, lock, naming, open_append, sync, write_unlocked
 from dlrnn.common.untrusted import fit
+from dlrnn.tasks.base import check_number
 from dlrnn.tasks.random import SPLITS
 from dlrnn.tasks.storage.columns import Column, check_file, read_group
 from dlrnn.tasks.storage.shards import (
@@ -65,8 +67,7 @@ def build_set(
     number of samples written so far and the number of all samples.
     """
     folder = Path(out)
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    check_number("workers", workers, 1, math.inf)
     _check_spec(spec)
     header = set_header(spec.name, spec.parameters, spec.shard_rows, spec.counts, spec.seed)
     check_folder(folder, header)
@@ -95,11 +96,8 @@ def _check_spec(spec: GeneratedSet) -> None:
         if split not in SPLITS[:3]:
             expected = f"expected {listed(SPLITS[:3])}"
             raise ValueError(f"{spec.name}: there is no split {split!r}; {expected}")
-        if not 0 <= count <= MAX_SAMPLES:
-            limits = f"samples of {split} must be from 0 to {MAX_SAMPLES}, not {count}"
-            raise ValueError(f"{spec.name}: {limits}")
-    if sum(spec.counts.values()) < 1:
-        raise ValueError(f"{spec.name}: samples must be at least 1, not 0")
+        check_number(f"{spec.name}: samples of {split}", count, 0, MAX_SAMPLES)
+    check_number(f"{spec.name}: samples", sum(spec.counts.values()), 1, math.inf)
     if not -(2**63) <= spec.seed < 2**63:
         raise ValueError(f"{spec.name}: the seed of a set must be below 2**63, not {spec.seed}")
 

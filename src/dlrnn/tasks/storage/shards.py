@@ -57,7 +57,12 @@ class Shard:
     @property
     def file(self) -> str:
         """The name of the file."""
-        return f"{self.split}-{self.number:05d}.parquet"
+        return shard_name(self.split, self.number)
+
+
+def shard_name(split: str, number: int) -> str:
+    """Return the file of a shard."""
+    return f"{split}-{number:05d}.parquet"
 
 
 def shards_of(counts: Mapping[str, int], shard_rows: int) -> list[Shard]:
@@ -112,19 +117,15 @@ def _read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{folder} {state}") from None
     try:
         manifest = parse_json(content, "it")
+        if not isinstance(manifest, dict) or manifest.get("sha256") != manifest_hash(manifest):
+            raise ValueError("its SHA-256 is not that of its content")
+        if manifest.get("format") == FORMAT:
+            _check_manifest(manifest)
+            return manifest
     except ValueError as error:
-        what, _, reason = str(error).partition(": ")
-        raise ValueError(f"{path} is damaged; {reason if 'usable' in what else what}") from None
-    if not isinstance(manifest, dict) or manifest.get("sha256") != manifest_hash(manifest):
-        raise ValueError(f"{path} is damaged; its SHA-256 is not that of its content")
-    if manifest.get("format") != FORMAT:
-        other = f"has format {manifest.get('format')!r:.40}; this dlrnn reads format {FORMAT}"
-        raise ValueError(f"{path} {other}")
-    try:
-        _check_manifest(manifest)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged; {error}") from None
-    return manifest
+        raise ValueError(f"{path} is damaged; {brief(error)}") from None
+    other = f"has format {manifest.get('format')!r:.40}; this dlrnn reads format {FORMAT}"
+    raise ValueError(f"{path} {other}")
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
@@ -151,17 +152,16 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 def _inconsistencies(manifest: dict[str, Any]) -> list[str]:
     """Return a sentence for each split whose shards contradict its count."""
     problems = []
-    size, parts = manifest["shard_rows"], _parts(manifest)
-    for split, entries in parts.items():
+    size = manifest["shard_rows"]
+    for split, entries in _parts(manifest).items():
         count = manifest["counts"].get(split, 0)
+        expected = [
+            (shard_name(split, number), min(size, count - number * size))
+            for number in range(len(entries))
+        ]
         if (rows := sum(entry.rows for entry in entries)) != count:
             problems.append(f"the shards of {split} hold {rows} samples, not {count}")
-            continue
-        is_likely = len(entries) == -(-count // size)  # else there may be millions of them
-        expected = shards_of({split: count}, size) if is_likely else []
-        if [(entry.file, entry.rows) for entry in entries] != [
-            (shard.file, len(shard.rows)) for shard in expected
-        ]:
+        elif [(entry.file, entry.rows) for entry in entries] != expected:
             problems.append(f"the shards of {split} are not numbered from 0, of {size} samples")
     return problems
 
@@ -267,29 +267,17 @@ class Split:
         self.columns = list(columns) if columns is not None else None
         self.group_rows = 0
         """Samples of a row group (the last one of a shard may have fewer)."""
-        self._open()
+        self._lock = threading.Lock()  # protects the rest
+        self._verified: set[int] = set()  # shards whose hash is right
+        self.cache: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        """Decoded row groups by (shard, group)."""
+        self._cached_bytes = 0
         if self._entries:
             with naming_damage(self._folder / self._entries[0].file), self._file(0) as file:
                 known = file.schema_arrow.names
             for name in self.columns or ():
                 if name not in known:
                     raise ValueError(f"{folder} has no column {name!r}; it has {listed(known)}")
-
-    def _open(self) -> None:
-        """Create the state that every process has for itself."""
-        self._lock = threading.Lock()  # protects the rest
-        self._verified: set[int] = set()  # shards whose hash is right
-        self.cache: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-        """Decoded row groups by (shard, group)."""
-        self._cached_bytes = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        local = ("_lock", "_verified", "cache", "_cached_bytes")
-        return {name: value for name, value in self.__dict__.items() if name not in local}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
 
     def __len__(self) -> int:
         return self._length
