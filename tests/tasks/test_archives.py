@@ -1,7 +1,6 @@
 """Folders and archives: all give the same files; unsafe and damaged archives are refused."""
 
 import gzip
-import io
 import lzma
 import os
 import stat
@@ -10,33 +9,11 @@ import tarfile
 import zipfile
 
 import pytest
+from releases import write_folder, write_tar, write_zip
 
 from dlrnn.tasks.storage.archives import entries
 
 FILES = {"a/one.txt": b"one", "a/b/two.txt": b"2" * 70_000, "empty": b""}
-
-
-def write_tar(path, files, mode="w:xz"):
-    with tarfile.open(path, mode) as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def write_zip(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
-def write_folder(path, files):
-    for name, data in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(data)
-    return path
 
 
 def content(path, **bounds):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from releases import content
 
 from dlrnn.tasks.data import import_set, imported_sets, list_sets
 from dlrnn.tasks.storage import shards
@@ -35,10 +36,6 @@ SPEC = ImportedSet(
     shard_rows=10,
     group_rows=4,
 )
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 @pytest.fixture

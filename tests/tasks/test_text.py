@@ -1,11 +1,10 @@
 """LRA Text: import of reviews from folders and archives, and the task."""
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_archives import write_folder, write_tar, write_zip
+from releases import containers, hashes, parquet, refused, write_folder, write_tar
 
 from dlrnn import tasks
 from dlrnn.tasks.data import import_set
@@ -59,18 +58,9 @@ def test_imported_reviews(folder):
 
 
 def test_every_container_gives_the_same_shards(folder, tmp_path):
-    there = write_folder(tmp_path / "there", reviews())
-    expected = [entry["sha256"] for entry in shards.load_manifest(folder)["shards"]]
-    for place, source in enumerate(
-        (
-            there,
-            there / "aclImdb",
-            write_zip(tmp_path / "imdb.zip", reviews()),
-            write_tar(tmp_path / "imdb.tar.gz", dict(reversed(reviews().items())), "w:gz"),
-        )
-    ):
-        out = import_set("text", source, tmp_path / f"out{place}")
-        assert [entry["sha256"] for entry in shards.load_manifest(out)["shards"]] == expected
+    there, *archives = containers(tmp_path, reviews())
+    for place, source in enumerate((there, there / "aclImdb", *archives)):
+        assert hashes(import_set("text", source, tmp_path / f"out{place}")) == hashes(folder)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +72,11 @@ def test_every_container_gives_the_same_shards(folder, tmp_path):
         ("aclImdb/test/good/99_7.txt", b"x", "good/99_7.txt has the label 'good'"),
         ("aclImdb/test/pos/new.txt", b"x", "aclImdb/test/pos/new.txt is not named ID_RATING.txt"),
         ("copy/train/pos/0_0.txt", b"x", "train/pos/0_0 occurs twice"),
-        ("../train/pos/99_7.txt", b"x", "'../train/pos/99_7.txt', whose path climbs out"),
     ],
 )
 def test_invalid_reviews_are_refused(tmp_path, name, data, keywords):
     path = write_tar(tmp_path / "imdb.tar.xz", {**reviews(), name: data})
-    with pytest.raises(ValueError, match=keywords) as caught:
-        import_set("text", path, tmp_path / "out")
-    assert "imdb.tar.xz" in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    refused("text", path, tmp_path, keywords)
 
 
 @pytest.mark.parametrize(
@@ -105,21 +91,16 @@ def test_invalid_reviews_are_refused(tmp_path, name, data, keywords):
 )
 def test_invalid_labels_in_parquet_are_refused(tmp_path, label, keywords):
     name = "train-00000-of-00001.parquet"
-    (tmp_path / "imdb").mkdir()
-    pq.write_table(pa.table({"text": ["good"], "label": [label]}), tmp_path / "imdb" / name)
-    with pytest.raises(ValueError, match=f"{name} {keywords}"):
-        import_set("text", tmp_path / "imdb", tmp_path / "out")
+    files = {name: parquet({"text": ["good"], "label": [label]})}
+    refused("text", write_folder(tmp_path / "imdb", files), tmp_path, f"{name} {keywords}")
 
 
 def test_truncated_and_empty_archives_are_refused(tmp_path):
     path = write_tar(tmp_path / "imdb.tar.xz", reviews())
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"imdb.tar.xz is damaged"):
-        import_set("text", path, tmp_path / "out")
+    refused("text", path, tmp_path, r"imdb.tar.xz is damaged")
     write_tar(path, {"README": b""})
-    with pytest.raises(ValueError, match=r"no train samples of text; aclImdb/\{train,test\}/"):
-        import_set("text", path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    refused("text", path, tmp_path, r"no train samples of text; aclImdb/\{train,test\}/")
 
 
 def test_batches_and_scores(folder):
@@ -130,11 +111,9 @@ def test_batches_and_scores(folder):
     batch = task.sample(48, split="test")
     assert batch.inputs.shape == (48, 2048)
     assert batch.inputs.dtype == torch.int64
-    for tokens, label, length, row in zip(
-        *batch_parts(batch), samples(folder)["test"], strict=True
-    ):
+    for tokens, label, length, row in zip(*batch, samples(folder)["test"], strict=True):
         assert length == len(row["tokens"])
-        assert np.array_equal(tokens[:length] - 1, list(row["tokens"]))
+        assert (tokens[:length] - 1).tolist() == list(row["tokens"])
         assert not tokens[length:].any()
         assert label == row["label"]
     assert batch.lengths.max() == 2048
@@ -146,10 +125,6 @@ def test_batches_and_scores(folder):
     halves += [task.loss(logits[24:], parts[1], task.totals(batch))]
     assert sum(halves).item() == pytest.approx(task.loss(logits, batch).item())
     assert len(task.preview().axes) == 1
-
-
-def batch_parts(batch):
-    return batch.inputs.numpy(), batch.targets.tolist(), batch.lengths.tolist()
 
 
 def test_texts_are_cut_to_the_length(folder, tmp_path):
