@@ -78,20 +78,15 @@ def test_paths_outside_the_archive_are_refused(tmp_path, name, keywords):
 
 
 @pytest.mark.parametrize(
-    ("kind", "keywords"),
-    [
-        (tarfile.SYMTYPE, "'a/it', which is a link"),
-        (tarfile.LNKTYPE, "'a/it', which is a link"),
-        (tarfile.CHRTYPE, "'a/it', which is not a plain file"),
-        (tarfile.FIFOTYPE, "'a/it', which is not a plain file"),
-    ],
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
 )
-def test_links_and_devices_in_a_tar_are_refused(tmp_path, kind, keywords):
+def test_links_and_devices_in_a_tar_are_refused(tmp_path, kind):
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         member = tarfile.TarInfo("a/it")
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
-    refused(tmp_path / "x.tar", keywords)
+    what = "a link" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "not a plain file"
+    refused(tmp_path / "x.tar", f"'a/it', which is {what}")
 
 
 def test_links_in_a_zip_and_in_a_folder_are_refused(tmp_path):
@@ -141,12 +136,6 @@ def test_a_truncated_tar_is_refused(tmp_path, kind, share):
     refused(path, "is damaged")
 
 
-def test_a_tar_truncated_between_two_members_is_refused(tmp_path):
-    path = write_tar(tmp_path / "x.tar", {"a": b"1", "b": b"2"}, "w")
-    path.write_bytes(path.read_bytes()[:1024])
-    refused(path, "x.tar is damaged: a member's header cannot be read .empty header.")
-
-
 @pytest.mark.parametrize("kind", [":gz", ":xz"])
 def test_a_flipped_bit_is_found(tmp_path, kind):
     files = {f"{number}.txt": os.urandom(1500) for number in range(10)}
@@ -159,9 +148,11 @@ def test_a_flipped_bit_is_found(tmp_path, kind):
         refused(path, "is damaged")
 
 
-def test_a_damaged_tar_header_is_refused(tmp_path):
+def test_a_missing_or_damaged_tar_header_is_refused(tmp_path):
     path = write_tar(tmp_path / "x.tar", {"a": b"1", "b": b"2"}, "w")
     data = bytearray(path.read_bytes())
+    path.write_bytes(data[:1024])
+    refused(path, "x.tar is damaged: a member's header cannot be read .empty header.")
     data[1024] ^= 1
     path.write_bytes(data)
     refused(path, "is damaged: a member's header cannot be read .bad checksum.")

@@ -154,6 +154,8 @@ def test_fixed_variants_depend_on_the_seed_alone(name):
         return task.sample(4, step=step, split=split).inputs[:, kept, feature]
 
     first = fixed(task, 0)
+    assert len(task.constants) == 1
+    assert task == tasks.get(name, length=99)
     assert (first == first[0]).all()
     assert torch.equal(first, fixed(task, 9, "test"))
     assert not torch.equal(first, fixed(other, 0))
@@ -225,7 +227,6 @@ def test_previews_have_the_definition_as_caption(name, length, tmp_path):
     task = tasks.get(name, length=length)
     figure = task.preview()
     figure.savefig(tmp_path / "preview.png")
-    assert (tmp_path / "preview.png").stat().st_size > 5000
     assert figure.get_supxlabel().replace("\n", " ") == task.definition
     assert figure.get_suptitle() == name
 
@@ -292,13 +293,3 @@ def test_product_of_reflections_matches_the_definition():
     for v in vectors.unbind(1):
         expected = expected @ (eye - 2 * v[:, :, None] * v[:, None, :])
     torch.testing.assert_close(product_of_reflections(vectors), expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
-def test_constants_are_cached(name):
-    task = tasks.get(name, length=64)
-    first, again = task.sample(2, step=1), task.sample(2, step=1)
-    assert len(task.constants) == 1
-    assert torch.equal(first.inputs, again.inputs)
-    assert torch.equal(tasks.get(name, length=64).sample(2, step=1).inputs, first.inputs)
-    assert task == tasks.get(name, length=64)

@@ -375,9 +375,9 @@ def test_data_sets_are_built_and_listed_by_name(tmp_path):
     (unfinished / "progress.jsonl").write_text(json.dumps(HEADER) + "\n")
     (unfinished / "other.json").write_text("[]")
     edited = json.loads((out / "manifest.json").read_text()) | {"seed": 8}
-    for name, content in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):
+    for name, manifest in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):
         (tmp_path / "sets" / name).mkdir()
-        (tmp_path / "sets" / name / "manifest.json").write_text(json.dumps(content))
+        (tmp_path / "sets" / name / "manifest.json").write_text(json.dumps(manifest))
     rows = data.list_sets(tmp_path / "sets")
     assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [
         (60, 7, "built"),
