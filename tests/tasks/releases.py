@@ -38,6 +38,7 @@ def write_folder(path, files):
 
 def containers(path, files):
     """The same files in a folder, a zip and a tar, in another order."""
+    path.mkdir(exist_ok=True)
     return [
         write_folder(path / "folder", files),
         write_zip(path / "release.zip", files),

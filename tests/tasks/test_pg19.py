@@ -18,7 +18,7 @@ from dlrnn import tasks
 from dlrnn.tasks import pg19
 from dlrnn.tasks.data import import_set
 from dlrnn.tasks.pg19 import books_set, make_tokenizer
-from dlrnn.tasks.storage import layouts, shards
+from dlrnn.tasks.storage import archives, shards
 from dlrnn.tasks.storage.imports import write_set
 
 TEXT = " ".join(WORDS[(k * k) % 30] for k in range(200))
@@ -158,7 +158,7 @@ def test_rows_that_share_a_long_text_are_read_one_at_a_time(tmp_path):
 
 
 def test_a_large_parquet_column_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(layouts, "LARGEST_CHUNK", 10_000)
+    monkeypatch.setattr(archives, "LARGEST_CHUNK", 10_000)
     pq.write_table(pa.table({"text": ["a" * 20_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(ValueError, match=r"a.parquet has \d+ bytes in its column 'text', row gro"):
         list(pg19.read_books(tmp_path))

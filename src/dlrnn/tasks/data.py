@@ -10,13 +10,12 @@ from dlrnn.common.untrusted import fit, parse_json, read_bytes
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.lra import images_release, listops_release
 from dlrnn.tasks.pg19 import books_set
-from dlrnn.tasks.retrieval import retrieval_set
 from dlrnn.tasks.speech import speech_set
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set
 from dlrnn.tasks.storage.imports import write_set
 from dlrnn.tasks.storage.specs import GeneratedSet, ImportedSet, scaled_counts
-from dlrnn.tasks.text import text_set
+from dlrnn.tasks.text import retrieval_set, text_set
 
 GENERATORS: dict[str, Callable[..., GeneratedSet]] = {
     "listops-subtrees": listops.subtrees,

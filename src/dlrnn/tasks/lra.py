@@ -23,8 +23,7 @@ from PIL import Image
 
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.listops.generator import SCHEMA
-from dlrnn.tasks.storage.archives import entries
-from dlrnn.tasks.storage.layouts import split_files, text_lines
+from dlrnn.tasks.storage.archives import entries, split_files, text_lines
 from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample
 
 # ---------------------------------------------------------------------------------- ListOps

@@ -29,8 +29,7 @@ from torch import Tensor
 from dlrnn.common.untrusted import brief
 from dlrnn.tasks.base import Batch, element_count
 from dlrnn.tasks.storage import shards
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.layouts import parquet_rows
+from dlrnn.tasks.storage.archives import Entry, entries, parquet_rows
 from dlrnn.tasks.storage.sets import SetTask
 from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample
 from dlrnn.tasks.text import page_figure

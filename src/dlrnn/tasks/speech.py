@@ -26,8 +26,7 @@ from jaxtyping import Int16
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.random import SPLITS
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.layouts import hub_split, parquet_rows, text_lines
+from dlrnn.tasks.storage.archives import Entry, entries, hub_split, parquet_rows, text_lines
 from dlrnn.tasks.storage.sets import SetTask, labels_of
 from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, list_of, schema_of
 

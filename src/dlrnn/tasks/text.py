@@ -1,13 +1,20 @@
-"""LRA Text: whether a film review is positive, from its bytes (IMDb).
+"""LRA Text and Retrieval: tasks over the bytes of texts.
 
-The official test split is the test split. A review of the official training split is held out for
-validation if the SHA-256 of its name is divisible by 10: about a tenth of them, and the same ones
-for every kind of folder or archive. (The test split has other films; validation shares films with
-training and is a little easier.) Reviews in the Hub's Parquet files have no names; their positions
-replace the names, so other reviews are held out.
+Text is whether a film review is positive (IMDb). The official test split is the test split. A
+review of the official training split is held out for validation if the SHA-256 of its name is
+divisible by 10: about a tenth of them, and the same ones for every kind of folder or archive. (The
+test split has other films; validation shares films with training and is a little easier.) Reviews
+in the Hub's Parquet files have no names; their positions replace the names, so other reviews are
+held out.
+
+Retrieval is whether one paper cites another (AAN pairs). Its files are
+`new_aan_pairs.{train,eval,test}.tsv` of the LRA release, without a header: label (0 or 1), id1,
+id2, text1 and text2 between tabs, quoted as by Python's csv. Texts are not changed, even if they
+were written as Python's `b'...'`.
 """
 
 import codecs
+import csv
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -25,8 +32,14 @@ from torch import Tensor
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
 from dlrnn.tasks.storage import shards
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.layouts import hub_split, parquet_rows
+from dlrnn.tasks.storage.archives import (
+    Entry,
+    entries,
+    hub_split,
+    parquet_rows,
+    split_files,
+    text_lines,
+)
 from dlrnn.tasks.storage.sets import SetTask, labels_of
 from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, schema_of
 
@@ -37,6 +50,13 @@ _REVIEW = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/.][^/]*)\.txt")
 _LABELS = {"neg": 0, "pos": 1}
 _UNLABELLED = "unsup"  # a folder of the official archive that is not used
 _PIECE = 2**16
+
+_PAIRS = re.compile(r"(?:.*/)?new_aan_pairs\.(train|eval|test)\.tsv")
+_PAIR_SPLITS = {"train": "train", "eval": "validation", "test": "test"}
+_PAIR_COLUMNS = ["label", "id1", "id2", "text1", "text2"]
+_PAIR_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+MAX_LINE = 2**24
+"""Bytes of a line, and characters of a field."""
 
 
 def text_set(length: int = 2048) -> ImportedSet:
@@ -121,6 +141,52 @@ def _text(entry: Entry, length: int) -> bytes:
     return start[:length]
 
 
+def retrieval_set(length: int = 4000) -> ImportedSet:
+    """Return the data set of pairs of papers, each text cut to `length` bytes."""
+    return ImportedSet(
+        name=Retrieval.name,
+        parameters={"length": length},
+        rows=partial(_pairs, length=length),
+        schema=schema_of(
+            **dict.fromkeys(("tokens1", "tokens2"), pa.binary()),
+            **{"label": pa.uint8(), "id1": pa.string(), "id2": pa.string()},
+        ),
+        layout="new_aan_pairs.{train,eval,test}.tsv",
+        shard_rows=2**13,
+        writer={"use_dictionary": ["label"]},
+    )
+
+
+def _pairs(path: Path, length: int) -> Iterator[Row]:
+    for split, entry in split_files(path, _PAIRS, _PAIR_SPLITS):
+        for pair in _pair_rows(entry, length):
+            yield split, pair
+
+
+def _pair_rows(entry: Entry, length: int) -> Iterator[Sample]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
+    with entry.open() as file:
+        lines = text_lines(entry.where, file, MAX_LINE)
+        reader = csv.reader(lines, delimiter="\t", strict=True)
+        while True:
+            where = f"{entry.where} line {reader.line_num + 1}"
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise ValueError(f"{where} is damaged: {error}") from None
+            if row is None:
+                return
+            if len(row) != len(_PAIR_COLUMNS):
+                expected = f"expected {len(_PAIR_COLUMNS)}: {', '.join(_PAIR_COLUMNS)}"
+                raise ValueError(f"{where} has {len(row)} columns; {expected}")
+            label, id1, id2, text1, text2 = row
+            if label not in _PAIR_LABELS:
+                raise ValueError(f"{where} has the label {label[:40]!r}; expected 0 or 1")
+            first, second = text1.encode()[:length], text2.encode()[:length]
+            names = {"label": _PAIR_LABELS[label], "id1": id1, "id2": id2}
+            yield {"tokens1": first, "tokens2": second, **names}
+
+
 # ---------------------------------------------------------------------------------- tasks
 
 
@@ -175,6 +241,43 @@ class Text(ByteTask):
         batch = self.sample(1, split=split, step=step)
         label = "1, positive" if batch.targets[0] else "0, negative"
         return self.captioned(page_figure([(f"target: {label}", text_of(batch.inputs[0]))]))
+
+
+@dataclass(frozen=True)
+class Retrieval(ByteTask):
+    """The input is the bytes of two papers (AAN), which the model reads separately. The output is 1
+    if one paper cites the other, else 0.
+
+    Inputs are [B, 2, L], lengths [B, 2].
+    """
+
+    length: int = 4000
+
+    name: ClassVar[str] = "retrieval"
+    probes: ClassVar[str] = "comparing two texts through one vector each"
+    columns: ClassVar[tuple[str, ...]] = ("tokens1", "tokens2", "label")
+    pair: ClassVar[bool] = True
+    """A model reads both texts with the same weights and gives one answer."""
+
+    def spec(self) -> ImportedSet:
+        """The data set of pairs, each text cut to `length` bytes."""
+        return retrieval_set(self.length)
+
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        first, second = (
+            padded([sample[name] for sample in samples], self.length)
+            for name in ("tokens1", "tokens2")
+        )
+        tokens, lengths = (torch.stack(both, dim=1) for both in zip(first, second, strict=True))
+        return Batch(tokens, labels_of(samples), lengths)
+
+    def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
+        """Draw the beginnings of both papers."""
+        batch = self.sample(1, split=split, step=step)
+        cites = "1, one cites the other" if batch.targets[0] else "0, neither cites the other"
+        titles = (f"target: {cites}; first paper", "second paper")
+        texts = map(text_of, batch.inputs[0])
+        return self.captioned(page_figure(list(zip(titles, texts, strict=True))))
 
 
 def padded(

@@ -81,7 +81,8 @@ class RegressionTask(Task):
         if device in self.constants:
             return self.constants[device]
         constant = draw(Random(self.seed, "constants", 0, first=0, count=1, device=device))
-        if not torch.compiler.is_compiling() and not _is_capturing(device):
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not (torch.compiler.is_compiling() or capturing):
             self.constants[device] = constant
         return constant
 
@@ -131,10 +132,6 @@ class RegressionTask(Task):
         """Draw inputs [T, features] and targets [T_out, d_output]."""
         pictures.sequence(above, inputs)
         pictures.sequence(below, targets, self.input_length - self.output_length)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def positions(length: int, device: torch.device | str) -> Tensor:

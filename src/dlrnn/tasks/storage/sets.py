@@ -94,11 +94,7 @@ class SetTask(Task):
                 int(shuffled(self.seed, number // len(stored), *sizes)[index])
                 for number, index in zip(numbers, indices, strict=True)
             ]
-        columns = stored.batch(indices)
-        return [
-            {name: values[place] for name, values in columns.items()}
-            for place in range(len(indices))
-        ]
+        return list(stored.batch(indices))
 
     def _split(self, split: str) -> shards.Split:
         assert self.folder is not None

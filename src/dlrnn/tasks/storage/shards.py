@@ -242,7 +242,7 @@ def verify(
 class Split:
     """The samples of a split, which are read when they are indexed.
 
-    `split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list for each column.
+    `split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` is a list of samples.
 
     Shards are memory-mapped and read one row group at a time; the last CACHE_BYTES of decoded row
     groups are cached. A column of bytes gives uint8 arrays, a column of lists arrays of its type.
@@ -283,12 +283,12 @@ class Split:
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[0] for name, values in self.batch([index]).items()}
+        return self.batch([index])[0]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
-    def batch(self, indices: Sequence[int]) -> dict[str, list[Any]]:
+    def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples in the given order; every row group is read once."""
         places: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for place, given in enumerate(indices):
@@ -298,14 +298,12 @@ class Split:
             shard, row = divmod(index, self.shard_rows)
             group, row = divmod(row, self.group_rows)
             places.setdefault((shard, group), []).append((place, row))
-        found: dict[str, list[Any]] = {}
+        found: list[dict[str, Any]] = [{} for _ in indices]
         for (shard, group), rows in places.items():
             table = self._group(shard, group)
-            for name in table.column_names:
-                values = found.setdefault(name, [None] * len(indices))
-                column = table[name]
+            for name, column in zip(table.column_names, table.columns, strict=True):
                 for place, row in rows:
-                    values[place] = _python_value(column[row])
+                    found[place][name] = _python_value(column[row])
         return found
 
     def _file(self, shard: int) -> pq.ParquetFile:
