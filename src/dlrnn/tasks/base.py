@@ -159,14 +159,6 @@ class Task(ABC):
         The result depends on the arguments and the seed alone. `of` is the size of the whole batch
         of which this may be a part; by default this is the whole batch.
         """
-        self._check_request(batch_size, split, step, first)
-        return self._sample(Request(batch_size, split, step, device, first, of))
-
-    @abstractmethod
-    def _sample(self, request: Request) -> Batch:
-        """Return the batch of a request."""
-
-    def _check_request(self, batch_size: int, split: str, step: int | Tensor, first: int) -> None:
         check_number("batch_size", batch_size, 1, math.inf, _WHOLE)
         if split not in SPLITS[:3]:
             raise ValueError(f"split must be train, validation or test, not {split!r}")
@@ -176,6 +168,11 @@ class Task(ABC):
                     raise ValueError(f"{name}, if it is a tensor, must be one number of int64")
             else:
                 check_number(name, value, 0, math.inf, _WHOLE)
+        return self._sample(Request(batch_size, split, step, device, first, of))
+
+    @abstractmethod
+    def _sample(self, request: Request) -> Batch:
+        """Return the batch of a request, which is checked."""
 
     # ---------------------------------------------------------------------------------- scores
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -58,8 +58,7 @@ class SetTask(Task):
         """Return the SHA-256 of the data set's manifest; None without a data set."""
         if self.folder is None:
             return None
-        folder = Path(self.folder).resolve()
-        return str(_manifest(folder, _stamp(folder))["sha256"])
+        return str(shards.load_manifest(self.folder)["sha256"])
 
     def _sample(self, request: Request) -> Batch:
         """Epochs of the training split on disk are shuffled, the other splits are in file order."""
@@ -103,46 +102,35 @@ class SetTask(Task):
             make = f"create it with `dlrnn data {how} {self.name}`"
             other = "set task.settings.folder (for an existing run: in config.json)"
             raise ValueError(f"there is no folder {folder}: {make}, or {other}")
-        stamp = _stamp(folder)
-        manifest = _manifest(folder, stamp)
-        if manifest["task"] != self.name:
-            found = f"{manifest['task']!r:.60}, not of {self.name!r}"
-            raise ValueError(f"{self.folder} is a data set of {found}")
-        expected = self.spec().parameters
-        for key in self.required:
-            if (found := manifest["parameters"].get(key)) != expected[key]:
-                raise ValueError(f"{self.folder} has {key} {found!r:.60}, not {expected[key]!r}")
-        stored = _opened(folder, stamp, split, self.columns)
-        if not len(stored):
-            raise ValueError(f"{self.folder} has no {split} samples; {how} a larger data set")
-        return stored
+        try:
+            status = (folder / shards.MANIFEST).stat()
+            stamp = status.st_mtime_ns, status.st_size
+        except OSError:
+            stamp = None
+        return _opened(self, folder, stamp, split)
+
+
+@lru_cache(maxsize=8)
+def _opened(task: SetTask, folder: Path, stamp: tuple[int, int] | None, split: str) -> shards.Split:
+    """Return a reader, which is shared, with its cache, as long as the manifest has one stamp."""
+    manifest = shards.load_manifest(folder)
+    if manifest["task"] != task.name:
+        found = f"{manifest['task']!r:.60}, not of {task.name!r}"
+        raise ValueError(f"{task.folder} is a data set of {found}")
+    expected = task.spec().parameters
+    for key in task.required:
+        if (found := manifest["parameters"].get(key)) != expected[key]:
+            raise ValueError(f"{task.folder} has {key} {found!r:.60}, not {expected[key]!r}")
+    stored = shards.Split(folder, split, columns=task.columns)
+    if not len(stored):
+        how = "build" if task.drawable else "import"
+        raise ValueError(f"{task.folder} has no {split} samples; {how} a larger data set")
+    return stored
 
 
 def labels_of(samples: Sequence[Sample]) -> Int64[Tensor, " B"]:
     """Return the column `label`."""
     return torch.tensor([int(sample["label"]) for sample in samples])
-
-
-def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a value that changes when the manifest is rewritten; None without a manifest."""
-    try:
-        status = (folder / shards.MANIFEST).stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
-
-@lru_cache(maxsize=8)
-def _manifest(folder: Path, stamp: tuple[int, int] | None) -> dict[str, Any]:
-    return shards.load_manifest(folder)
-
-
-@lru_cache(maxsize=8)
-def _opened(
-    folder: Path, stamp: tuple[int, int] | None, split: str, columns: tuple[str, ...]
-) -> shards.Split:
-    """Return a reader, which is shared, with its cache, as long as the manifest is the same."""
-    return shards.Split(folder, split, columns=columns)
 
 
 @lru_cache(maxsize=4)
