@@ -17,7 +17,7 @@ from dlrnn.tasks.data import import_set
 from dlrnn.tasks.listops.task import ListOps
 from dlrnn.tasks.pathfinder.task import Pathfinder, PathX
 from dlrnn.tasks.storage import shards
-from dlrnn.tasks.storage.archives import text_lines
+from dlrnn.tasks.storage.archives import entries, text_lines
 
 # ---------------------------------------------------------------------------------- ListOps
 
@@ -88,9 +88,9 @@ def test_invalid_expressions_are_refused(tmp_path, data, keywords):
     refused("listops", source, tmp_path, keywords)
 
 
-def test_only_the_first_byte_order_mark_is_skipped():
-    file = io.BufferedReader(io.BytesIO("\ufeffa\n\ufeffb".encode()))
-    assert list(text_lines("here", file)) == ["a\n", "\ufeffb"]
+def test_only_the_first_byte_order_mark_is_skipped(tmp_path):
+    [entry] = entries(write_folder(tmp_path, {"a": "\ufeffa\n\ufeffb".encode()}))
+    assert list(text_lines(entry)) == ["a\n", "\ufeffb"]
 
 
 def test_repeated_files_are_refused(tmp_path):

@@ -49,16 +49,15 @@ def listops_release() -> ImportedSet:
 def _expressions(path: Path) -> Iterator[Row]:
     for split, entry in split_files(path, _TREES, _SPLITS):
         where = entry.where
-        with entry.open() as file:
-            lines = (line.rstrip("\r\n").split("\t") for line in text_lines(where, file))
-            header = next(lines, [])
-            if sorted(header) != ["Source", "Target"]:
-                raise ValueError(f"{where} begins with {header[:4]}, not with Source and Target")
-            for number, cells in enumerate(lines, start=2):
-                if len(cells) != 2:
-                    raise ValueError(f"{where} line {number} has {len(cells)} columns, not 2")
-                row = dict(zip(header, cells, strict=True))
-                yield split, _tree(f"{where} line {number}", row["Source"], row["Target"])
+        lines = (line.rstrip("\r\n").split("\t") for line in text_lines(entry))
+        header = next(lines, [])
+        if sorted(header) != ["Source", "Target"]:
+            raise ValueError(f"{where} begins with {header[:4]}, not with Source and Target")
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) != 2:
+                raise ValueError(f"{where} line {number} has {len(cells)} columns, not 2")
+            row = dict(zip(header, cells, strict=True))
+            yield split, _tree(f"{where} line {number}", row["Source"], row["Target"])
 
 
 def _tree(where: str, source: str, target: str) -> Sample:

@@ -140,17 +140,16 @@ def _splits(path: Path) -> tuple[dict[str, str] | None, dict[str, tuple[str, int
         if name in present:
             raise ValueError(f"{entry.where} is a second {name}")
         present.add(name)
-        with entry.open() as file:
-            for number, line in enumerate(text_lines(entry.where, file), start=1):
-                where = f"{entry.where} line {number}"
-                if name != _MANIFEST:
-                    _read_listed(where, line.strip(), _LISTS[name], lists)
-                    continue
-                row = line.rstrip("\r\n").split("\t")
-                if len(row) != len(_COLUMNS) or (number == 1 and row != _COLUMNS):
-                    raise ValueError(f"{where} is not {', '.join(_COLUMNS)}")
-                if number > 1:
-                    _read_described(where, row, manifest)
+        for number, line in enumerate(text_lines(entry), start=1):
+            where = f"{entry.where} line {number}"
+            if name != _MANIFEST:
+                _read_listed(where, line.strip(), _LISTS[name], lists)
+                continue
+            row = line.rstrip("\r\n").split("\t")
+            if len(row) != len(_COLUMNS) or (number == 1 and row != _COLUMNS):
+                raise ValueError(f"{where} is not {', '.join(_COLUMNS)}")
+            if number > 1:
+                _read_described(where, row, manifest)
     if len(present & _LISTS.keys()) == 1:
         found, missing = sorted(_LISTS, key=lambda name: name not in present)
         raise ValueError(f"{path} holds {found} and no {missing}; expected both or neither")

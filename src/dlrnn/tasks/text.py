@@ -165,26 +165,24 @@ def _pairs(path: Path, length: int) -> Iterator[Row]:
 
 def _pair_rows(entry: Entry, length: int) -> Iterator[Sample]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
-    with entry.open() as file:
-        lines = text_lines(entry.where, file, MAX_LINE)
-        reader = csv.reader(lines, delimiter="\t", strict=True)
-        while True:
-            where = f"{entry.where} line {reader.line_num + 1}"
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise ValueError(f"{where} is damaged: {error}") from None
-            if row is None:
-                return
-            if len(row) != len(_PAIR_COLUMNS):
-                expected = f"expected {len(_PAIR_COLUMNS)}: {', '.join(_PAIR_COLUMNS)}"
-                raise ValueError(f"{where} has {len(row)} columns; {expected}")
-            label, id1, id2, text1, text2 = row
-            if label not in _PAIR_LABELS:
-                raise ValueError(f"{where} has the label {label[:40]!r}; expected 0 or 1")
-            first, second = text1.encode()[:length], text2.encode()[:length]
-            names = {"label": _PAIR_LABELS[label], "id1": id1, "id2": id2}
-            yield {"tokens1": first, "tokens2": second, **names}
+    reader = csv.reader(text_lines(entry, MAX_LINE), delimiter="\t", strict=True)
+    while True:
+        where = f"{entry.where} line {reader.line_num + 1}"
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{where} is damaged: {error}") from None
+        if row is None:
+            return
+        if len(row) != len(_PAIR_COLUMNS):
+            expected = f"expected {len(_PAIR_COLUMNS)}: {', '.join(_PAIR_COLUMNS)}"
+            raise ValueError(f"{where} has {len(row)} columns; {expected}")
+        label, id1, id2, text1, text2 = row
+        if label not in _PAIR_LABELS:
+            raise ValueError(f"{where} has the label {label[:40]!r}; expected 0 or 1")
+        first, second = text1.encode()[:length], text2.encode()[:length]
+        names = {"label": _PAIR_LABELS[label], "id1": id1, "id2": id2}
+        yield {"tokens1": first, "tokens2": second, **names}
 
 
 # ---------------------------------------------------------------------------------- tasks

@@ -306,17 +306,19 @@ def split_files(
             yield split, entry
 
 
-def text_lines(where: str, file: io.BufferedIOBase, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Yield lines of UTF-8 with their line ends; errors begin with `where`."""
-    number = 0
-    while line := file.readline(longest + 1):
-        number += 1
-        if len(line) > longest:
-            raise ValueError(f"{where} line {number} is longer than {longest} bytes")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # skip a byte order mark
-        except UnicodeDecodeError:
-            raise ValueError(f"{where} line {number} is not UTF-8") from None
+def text_lines(entry: Entry, longest: int = LONGEST_LINE) -> Iterator[str]:
+    """Yield the lines of a file of UTF-8 with their line ends."""
+    with entry.open() as file:
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            where = f"{entry.where} line {number}"
+            if len(line) > longest:
+                raise ValueError(f"{where} is longer than {longest} bytes")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # skip a byte order mark
+            except UnicodeDecodeError:
+                raise ValueError(f"{where} is not UTF-8") from None
 
 
 def hub_split(name: str) -> str | None:
