@@ -12,7 +12,7 @@ from support import DEVICE
 from dlrnn.cli import main
 from dlrnn.paper import recipes
 from dlrnn.tasks import ListOpsSubTrees, PathfinderSegmentation
-from dlrnn.tasks.atomic import Shift
+from dlrnn.tasks.atomic.tasks import Shift
 from dlrnn.train import RunDirectory, evaluation
 from dlrnn.train.checkpoint import read_header, save_best
 from dlrnn.train.evaluation import draw, read_test

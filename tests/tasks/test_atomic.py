@@ -9,8 +9,7 @@ from support import DEVICE, run_python
 from dlrnn import tasks
 from dlrnn.bench.measure import peak_bytes
 from dlrnn.tasks.atomic import ATOMIC
-from dlrnn.tasks.atomic.mips import largest_product
-from dlrnn.tasks.atomic.orthogonal import product_of_reflections
+from dlrnn.tasks.atomic.operations import largest_product, product_of_reflections
 
 NAMES = [task.name for task in ATOMIC]
 LENGTHS = {"shift": (8, 16, 256), "context-shift": (3, 4, 50), "solve": (3, 8, 50, 512)}
@@ -155,6 +154,8 @@ def test_fixed_variants_depend_on_the_seed_alone(name):
         return task.sample(4, step=step, split=split).inputs[:, kept, feature]
 
     first = fixed(task, 0)
+    assert len(task.constants) == 1
+    assert task == tasks.get(name, length=99)
     assert (first == first[0]).all()
     assert torch.equal(first, fixed(task, 9, "test"))
     assert not torch.equal(first, fixed(other, 0))
@@ -226,7 +227,6 @@ def test_previews_have_the_definition_as_caption(name, length, tmp_path):
     task = tasks.get(name, length=length)
     figure = task.preview()
     figure.savefig(tmp_path / "preview.png")
-    assert (tmp_path / "preview.png").stat().st_size > 5000
     assert figure.get_supxlabel().replace("\n", " ") == task.definition
     assert figure.get_suptitle() == name
 
@@ -250,8 +250,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from dlrnn.tasks.atomic import triton_kernels
-from dlrnn.tasks.atomic.orthogonal import product_of_reflections
-from dlrnn.tasks.atomic.mips import largest_product
+from dlrnn.tasks.atomic.operations import largest_product, product_of_reflections
 
 torch.manual_seed(0)
 for shape in [(1, 1, 1), (3, 33, 2), (2, 130, 4), (1, 300, 5), (1, 1030, 3)]:
@@ -294,13 +293,3 @@ def test_product_of_reflections_matches_the_definition():
     for v in vectors.unbind(1):
         expected = expected @ (eye - 2 * v[:, :, None] * v[:, None, :])
     torch.testing.assert_close(product_of_reflections(vectors), expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", ["select-fixed", "solve-fixed"])
-def test_constants_are_cached(name):
-    task = tasks.get(name, length=64)
-    first, again = task.sample(2, step=1), task.sample(2, step=1)
-    assert len(task.constants) == 1
-    assert torch.equal(first.inputs, again.inputs)
-    assert torch.equal(tasks.get(name, length=64).sample(2, step=1).inputs, first.inputs)
-    assert task == tasks.get(name, length=64)

@@ -50,8 +50,8 @@ def test_every_task_has_a_definition_and_sizes():
         ("sort", {"length": 8.0}, "sort: length must be a whole number, not 8.0"),
         ("select", {"marked": 0}, "select: marked must be at least 1, not 0"),
         ("mips", {"width": 0}, "mips: width must be at least 1, not 0"),
-        ("text", {"length": 0}, "text: the length must be from 1 to .* not 0"),
-        ("text", {"length": 2**20 + 1}, "text: the length must be from 1 to .* not 1048577"),
+        ("text", {"length": 0}, "text: length must be from 1 to .* not 0"),
+        ("text", {"length": 2**20 + 1}, "text: length must be from 1 to .* not 1048577"),
         ("pg19", {"length": 0}, "length must be at least 1, not 0"),
         ("pg19", {"held_out": -1}, "held_out must be at least 0, not -1"),
         ("listops", {"seed": 2**64}, "listops: seed must be from"),
@@ -72,17 +72,17 @@ def test_unknown_names_and_invalid_settings_are_refused(name, settings, keywords
     ("request_", "keywords"),
     [
         ({"batch_size": 0}, "batch_size .* at least 1, not 0"),
-        ({"batch_size": 1.5}, "batch_size .* at least 1, not 1.5"),
-        ({"batch_size": True}, "batch_size .* at least 1, not True"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number, not 1.5"),
+        ({"batch_size": True}, "batch_size must be a whole number, not True"),
         ({"split": "valid"}, "train, validation or test, not 'valid'"),
         ({"split": "constants"}, "train, validation or test, not 'constants'"),
         ({"step": -1}, "step .* at least 0, not -1"),
-        ({"step": 1.5}, "step .* at least 0, not 1.5"),
-        ({"step": np.int64(-3)}, r"step .* at least 0, not np.int64\(-3\)"),
+        ({"step": 1.5}, "step must be a whole number, not 1.5"),
+        ({"step": np.int64(-3)}, "step .* at least 0, not -3"),
         ({"step": torch.tensor([1, 2])}, "step, if it is a tensor.* int64"),
         ({"step": torch.tensor(1.0)}, "step, if it is a tensor.* int64"),
         ({"first": -1, "of": 4}, "first .* at least 0, not -1"),
-        ({"first": "1"}, "first .* at least 0, not '1'"),
+        ({"first": "1"}, "first must be a whole number, not '1'"),
     ],
     ids=str,
 )
@@ -188,9 +188,6 @@ def test_macro_scores(seed):
     assert scores["macro_accuracy"].item() == pytest.approx(sum(recall) / len(recall))
 
 
-def test_scores_of_perfect_logits_and_of_ignored_targets():
-    targets = torch.tensor([0, 1, 2, 2], device=DEVICE)
-    logits = torch.nn.functional.one_hot(targets, 3).double()
-    assert macro_scores(logits, targets)["macro_f1"] == 1
-    assert accuracy(logits, targets) == 1
-    assert accuracy(logits, torch.full_like(targets, IGNORED)) == 0
+def test_accuracy_without_targets_is_zero():
+    logits, targets = case(ignored=1)
+    assert accuracy(logits, targets) == 0

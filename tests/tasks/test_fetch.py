@@ -10,13 +10,12 @@ from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub.constants
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from releases import parquet
 from test_speech import assert_all_there, by_number, hub_files
 
 from dlrnn.cli import main
-from dlrnn.tasks.data import imported_sets
+from dlrnn.tasks.data import import_set, imported_sets
 from dlrnn.tasks.storage import fetch, shards
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -112,12 +111,6 @@ def hub(monkeypatch, tmp_path):
     server.server_close()
 
 
-def parquet(rows):
-    file = pa.BufferOutputStream()
-    pq.write_table(pa.table(rows), file)
-    return file.getvalue().to_pybytes()
-
-
 def reviews(split):
     texts = [f"{split} review {number}, ünïcode " * (number + 1) for number in range(120)]
     return {"text": texts, "label": [number % 2 for number in range(120)]}
@@ -192,10 +185,8 @@ def test_files_of_an_older_commit_are_removed(hub, tmp_path):
 
 
 def test_speech_commands_from_parquet_files(hub, tmp_path):
-    files = hub_files(tmp_path / "v0.02")
-    hub.repositories["google/speech_commands"] = {
-        f"v0.02/{path.name}": path.read_bytes() for path in files.iterdir()
-    }
+    files = {f"v0.02/{name}": data for name, data in hub_files().items()}
+    hub.repositories["google/speech_commands"] = files
     assert run("speech-commands", "--out", "here") == 0
     assert_all_there(tmp_path / "here", by_number)
 
@@ -238,17 +229,12 @@ def test_invalid_parquet_files_of_the_hub_are_refused(hub, tmp_path, capsys):
     path = tmp_path / "data/download/text" / name
     path.write_bytes(parquet({"text": ["good", ""], "label": [1, 0]}))
     with pytest.raises(ValueError, match=f"{file} row 1 has no text"):
-        _import(path.parent)
+        import_set("text", path.parent)
     mixed = tmp_path / "data/download/text/plain_text/train/pos/1_7.txt"
     mixed.parent.mkdir(parents=True)
     mixed.write_text("good")
     with pytest.raises(ValueError, match=r"holds test-.*parquet and train/pos/1_7.txt; keep one"):
-        _import(mixed.parents[2])
-
-
-def _import(path):
-    for _ in imported_sets()["text"].rows(path):
-        pass
+        import_set("text", mixed.parents[2])
 
 
 def test_without_a_network_the_error_tells_what_to_download(monkeypatch, tmp_path, capsys):
@@ -265,6 +251,7 @@ def test_without_a_network_the_error_tells_what_to_download(monkeypatch, tmp_pat
 
 
 def test_releases_that_are_not_on_the_hub(hub, tmp_path, capsys):
+    assert fetch.HOMES.keys() == imported_sets().keys()
     for name in ("retrieval", "listops", "pathfinder", "path-x"):
         place = "data/download/lra_release.gz"
         refused(
@@ -290,7 +277,3 @@ def test_unknown_names_repositories_and_a_full_disk(hub, monkeypatch, tmp_path, 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused(capsys, "text", "there is not enough room in ", "0.00 GB are free")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_imported_data_set_can_be_fetched():
-    assert fetch.HOMES.keys() == imported_sets().keys()

@@ -10,23 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_archives import write_folder, write_tar, write_zip
+from releases import refused, write_folder, write_tar, write_zip
 
 from dlrnn.tasks import listops, lra
 from dlrnn.tasks.data import import_set
 from dlrnn.tasks.listops.task import ListOps
 from dlrnn.tasks.pathfinder.task import Pathfinder, PathX
 from dlrnn.tasks.storage import shards
-from dlrnn.tasks.storage.layouts import text_lines
-
-
-def refused(name, source, tmp_path, keywords):
-    with pytest.raises(ValueError, match=keywords) as caught:
-        import_set(name, source, tmp_path / "out")
-    assert source.name in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
+from dlrnn.tasks.storage.archives import entries, text_lines
 
 # ---------------------------------------------------------------------------------- ListOps
 
@@ -97,16 +88,14 @@ def test_invalid_expressions_are_refused(tmp_path, data, keywords):
     refused("listops", source, tmp_path, keywords)
 
 
-def test_only_the_first_byte_order_mark_is_skipped():
-    file = io.BufferedReader(io.BytesIO("\ufeffa\n\ufeffb".encode()))
-    assert list(text_lines("here", file)) == ["a\n", "\ufeffb"]
+def test_only_the_first_byte_order_mark_is_skipped(tmp_path):
+    [entry] = entries(write_folder(tmp_path, {"a": "\ufeffa\n\ufeffb".encode()}))
+    assert list(text_lines(entry)) == ["a\n", "\ufeffb"]
 
 
-def test_repeated_files_and_paths_outside_the_archive_are_refused(tmp_path):
+def test_repeated_files_are_refused(tmp_path):
     source = write_zip(tmp_path / "a.zip", {**trees(), "copy/basic_val.tsv": tsv("val")})
     refused("listops", source, tmp_path, "copy/basic_val.tsv is a second file of validation")
-    source = write_zip(tmp_path / "b.zip", {**trees(), "../basic_val.tsv": tsv("val")})
-    refused("listops", source, tmp_path, "whose path climbs out")
 
 
 # ---------------------------------------------------------------------------------- Pathfinder
@@ -115,6 +104,12 @@ def test_repeated_files_and_paths_outside_the_archive_are_refused(tmp_path):
 def png(pixels, mode="L"):
     file = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(file, "PNG")
+    return file.getvalue()
+
+
+def array(values):
+    file = io.BytesIO()
+    np.save(file, values, allow_pickle=True)
     return file.getvalue()
 
 
@@ -147,9 +142,7 @@ def images(size=32, kind="text"):
         if kind == "text":
             data = "".join(" ".join(cells) + "\n" for cells in rows).encode()
         else:
-            file = io.BytesIO()
-            np.save(file, np.array(rows))
-            data = file.getvalue()
+            data = array(np.array(rows))
         files[f"{base}/metadata/{folder}.npy"] = data
     return files
 
@@ -202,18 +195,6 @@ NPY = f"{BASE}/metadata/2.npy"
 PNG = f"{BASE}/imgs/2/sample_2.png"
 
 
-def pickled():
-    file = io.BytesIO()
-    np.save(file, np.array([row(2, 2), [1]], dtype=object), allow_pickle=True)
-    return file.getvalue()
-
-
-def array(values):
-    file = io.BytesIO()
-    np.save(file, values)
-    return file.getvalue()
-
-
 HUGE = array(np.array([["a"]])).replace(b"(1, 1), }", b"(9" + b"9" * 12 + b", 9), }")
 
 
@@ -232,26 +213,17 @@ def many(kind, shape):
         (NPY, b"imgs/2 sample_2.png 2\n", "2.npy row 1 has 3 entries"),
         (NPY, b"imgs/2 sample_99.png 2 1\n", "sample_99.png is in the metadata but missing"),
         (NPY, b"\xff\xfe", "2.npy is neither text nor an array"),
-        (NPY, pickled(), "2.npy is neither text nor an array"),
+        (
+            NPY,
+            array(np.array([row(2, 2), [1]], dtype=object)),
+            "2.npy is neither text nor an array",
+        ),
         (NPY, array(np.array([["a"]]))[:-1], "2.npy is neither text nor an array"),
         (NPY, HUGE, "2.npy is neither text nor an array"),
         (NPY, array(np.zeros((3, 4))), r"2.npy is not a table of strings: float64 \(3, 4\)"),
-        (
-            NPY,
-            many("<U0", "(50000000, 1)"),
-            r"2.npy is not a table of strings: <U0 \(50000000, 1\)",
-        ),
-        (
-            NPY,
-            many("<U0", "(1000000000, 5)"),
-            r"2.npy is not a table of strings: <U0 \(1000000000, 5",
-        ),
+        (NPY, many("<U0", "(1000000000, 5)"), "2.npy is not a table of strings: <U0"),
         (NPY, array(np.array([[b"\xff"] * 4])), "2.npy is neither text nor an array"),
-        (
-            NPY,
-            array(np.array([["a"] * 4])).replace(b"a\0\0\0", b"\xff" * 4),
-            "2.npy is neither text nor an array",
-        ),
+        (NPY, array(np.array([["a"] * 4])).replace(b"a\0\0\0", b"\xff" * 4), "2.npy is neither"),
         (NPY, b"a b c 0\n" * (2**20 + 1), "2.npy has more than 1048576 rows"),
         (NPY, b"imgs/10 sample_10.png 2 1\n", "lra.tar: the metadata name an image more than once"),
         (PNG, b"", "sample_2.png is damaged or not PNG"),
@@ -259,27 +231,16 @@ def many(kind, shape):
         (PNG, b"GIF89a", "sample_2.png is damaged or not PNG"),
         (PNG, png(picture(2, 64)), "sample_2.png is 64 x 64 pixels"),
         (PNG, bytes(2**20 + 1), "sample_2.png has more than 1048576 bytes"),
-        (f"../{PNG}", b"", "whose path climbs out"),
         (f"copy/{NPY}", b"", "copy/.*/metadata/2.npy occurs twice"),
     ],
 )
 def test_invalid_images_and_metadata_are_refused(tmp_path, name, data, keywords):
-    source = write_tar(tmp_path / "lra.tar", {**images(), name: data}, "w")
-    with pytest.raises(ValueError, match=keywords) as caught:
-        import_set("pathfinder", source, tmp_path / "out")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_damaged_png_is_refused_or_has_all_pixels(tmp_path):
-    data = png(picture(2, 32))
-    for place in range(0, len(data), 7):
-        broken = bytearray(data)
-        broken[place] ^= 0xFF
-        try:
-            assert len(lra.read_pixels("here", bytes(broken), 32)) == 1024
-        except ValueError as error:
-            assert str(error).startswith("here is ")  # noqa: PT017
+    refused(
+        "pathfinder",
+        write_tar(tmp_path / "lra.tar", {**images(), name: data}, "w"),
+        tmp_path,
+        keywords,
+    )
 
 
 @pytest.mark.parametrize("error", [IndexError, TypeError, struct.error, zlib.error])
@@ -314,12 +275,3 @@ def test_images_without_metadata_are_counted_and_colours_converted(tmp_path):
     found = [sample for split in NAMES.values() for sample in shards.Split(folder, split)]
     [gray] = [sample["image"] for sample in found if sample["file"] == "imgs/2/sample_2.png"]
     assert gray.tobytes() == picture(2, 32).tobytes()
-
-
-def test_another_data_set_is_not_overwritten(tmp_path):
-    source = write_folder(tmp_path / "release", images())
-    folder = import_set("pathfinder", source, tmp_path / "set")
-    with pytest.raises(ValueError, match=r"holds another set .its task"):
-        import_set("path-x", source, folder)
-    with pytest.raises(ValueError, match=r"pathfinder128/curv_contour_length_14/\{imgs/K"):
-        import_set("path-x", source, tmp_path / "other")

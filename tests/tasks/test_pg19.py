@@ -1,26 +1,24 @@
 """PG-19: import of books as streams of tokens, memory use, refusals, and the task."""
 
 import hashlib
-import io
 import itertools
 import json
 import os
 import shutil
-import tarfile
-import zipfile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from releases import hashes, parquet, refused, write_folder, write_tar, write_zip
 from support import WORDS, run_python, tiny_books, tiny_tokenizer
 
 from dlrnn import tasks
 from dlrnn.tasks import pg19
 from dlrnn.tasks.data import import_set
 from dlrnn.tasks.pg19 import books_set, make_tokenizer
-from dlrnn.tasks.storage import layouts, shards
+from dlrnn.tasks.storage import archives, shards
 from dlrnn.tasks.storage.imports import write_set
 
 TEXT = " ".join(WORDS[(k * k) % 30] for k in range(200))
@@ -73,20 +71,23 @@ def test_books_are_concatenated_with_end_tokens(tmp_path, tokenizer):
 
 def test_every_container_gives_the_same_bytes(tmp_path, tokenizer):
     source = official(tmp_path / "books")
-    with tarfile.open(tmp_path / "books.tar.xz", "w:xz") as tar:
-        tar.add(source, "books")
-    with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
-        for path in sorted(source.rglob("*.txt")):
-            archive.write(path, f"x/{path.relative_to(source)}")
-    (tmp_path / "rows").mkdir()
+    books = sorted(source.rglob("*.txt"))
+    files = {f"x/{path.relative_to(source)}": path.read_bytes() for path in books}
+    rows = {}
     for split in ("train", "validation", "test"):
         texts = [path.read_text() for path in sorted((source / split).iterdir())]
-        table = pa.table({"short_book_title": ["a", "b"], "text": texts})
-        pq.write_table(table, tmp_path / "rows" / f"{split}-00000-of-00001.parquet")
-    made = []
-    for name in ("books", "books.tar.xz", "books.zip", "rows"):
-        folder = write_set(books_set(tokenizer, 16), tmp_path / name, tmp_path / f"set-{name}")
-        made.append({p.name: p.read_bytes() for p in folder.glob("*.parquet")})
+        table = {"short_book_title": ["a", "b"], "text": texts}
+        rows[f"{split}-00000-of-00001.parquet"] = parquet(table)
+    sources = [
+        source,
+        write_tar(tmp_path / "books.tar.xz", files),
+        write_zip(tmp_path / "books.zip", files),
+        write_folder(tmp_path / "rows", rows),
+    ]
+    made = [
+        hashes(write_set(books_set(tokenizer, 16), each, tmp_path / f"set-{each.name}"))
+        for each in sources
+    ]
     assert made[0] == made[1] == made[2] == made[3]
 
 
@@ -135,38 +136,12 @@ def test_books_at_any_depth_keep_their_split(tmp_path, tokenizer, where):
         assert stream(found[0], split) == stream(found[1], split)
 
 
-def parquet_named(folder, name):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"text": ["w1"]}), folder / name)
-
-
-def two_splits(folder):
-    (folder / "train" / "test").mkdir()
-    (folder / "train" / "test" / "9.txt").write_text("w1")
-
-
-def another_name(folder):
-    parquet_named(folder, "train/test-00000-of-00001.parquet")
-
-
-def numbers(folder):
-    pq.write_table(pa.table({"text": [5]}), folder / "train" / "a.parquet")
-
-
-def bytestrings(folder):
-    pq.write_table(pa.table({"text": [b"five"]}), folder / "train" / "a.parquet")
-
-
-def lists(folder):
-    pq.write_table(pa.table({"text": [["five"]]}), folder / "train" / "a.parquet")
-
-
 @pytest.mark.parametrize(
     "name",
     ["test-00000-of-00001.parquet", "data/test.parquet", "test/a.parquet", "test/x/0.parquet"],
 )
 def test_parquet_files_name_their_split(tmp_path, name):
-    parquet_named(tmp_path, name)
+    write_folder(tmp_path, {name: parquet({"text": ["w1"]})})
     assert [split for split, _ in pg19.read_books(tmp_path)] == ["test"]
 
 
@@ -183,63 +158,46 @@ def test_rows_that_share_a_long_text_are_read_one_at_a_time(tmp_path):
 
 
 def test_a_large_parquet_column_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(layouts, "LARGEST_CHUNK", 10_000)
+    monkeypatch.setattr(archives, "LARGEST_CHUNK", 10_000)
     pq.write_table(pa.table({"text": ["a" * 20_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(ValueError, match=r"a.parquet has \d+ bytes in its column 'text', row gro"):
         list(pg19.read_books(tmp_path))
 
 
-def not_utf8(folder):
-    (folder / "test" / "1.txt").write_bytes(b"good \xff bad")
-
-
-def climbs(folder):
-    with tarfile.open(folder.with_suffix(".tar"), "w") as tar:
-        info = tarfile.TarInfo("../train/1.txt")
-        tar.addfile(info, io.BytesIO())
-    shutil.rmtree(folder)
-    folder.with_suffix(".tar").rename(folder)
-
-
-def mixed(folder):
-    (folder / "zzz.txt").write_text("w1")
-
-
-def damaged(folder):
-    (folder / "train" / "a.parquet").write_bytes(b"PAR1 no")
-
-
-def no_text(folder):
-    pq.write_table(pa.table({"words": ["a"]}), folder / "train" / "a.parquet")
-
-
-def no_validation(folder):
-    shutil.rmtree(folder / "validation")
-
-
 @pytest.mark.parametrize(
-    ("harm", "keywords"),
+    ("name", "data", "keywords"),
     [
-        (not_utf8, r"test/1.txt is not UTF-8"),
-        (climbs, r"'../train/1.txt', whose path climbs out"),
-        (mixed, r"test/0.txt in a folder of a split and zzz.txt in none"),
-        (damaged, r"a.parquet is damaged: "),
-        (no_text, r"a.parquet has no column 'text'; it has \['words'\]"),
-        (two_splits, r"train/test/9.txt is in two splits"),
-        (another_name, r"train/test-00000-of-00001.parquet is in two splits"),
-        (numbers, r"row 0 must be text, not int"),
-        (bytestrings, r"row 0 must be text, not bytes"),
-        (lists, r"books: train/a.parquet has lists in its column 'text'"),
-        (no_validation, r"no validation samples of pg19; a folder of books .* 16 tokens"),
+        ("test/1.txt", b"good \xff bad", r"test/1.txt is not UTF-8"),
+        ("zzz.txt", b"w1", r"test/0.txt in a folder of a split and zzz.txt in none"),
+        ("train/a.parquet", b"PAR1 no", r"a.parquet is damaged: "),
+        (
+            "train/a.parquet",
+            {"words": ["a"]},
+            r"has no column 'text'; it has \['words'\]",
+        ),
+        ("train/test/9.txt", b"w1", r"train/test/9.txt is in two splits"),
+        ("train/test-00000-of-00001.parquet", {"text": ["w1"]}, r"00001.parquet is in two splits"),
+        ("train/a.parquet", {"text": [5]}, r"row 0 must be text, not int"),
+        ("train/a.parquet", {"text": [b"five"]}, r"row 0 must be text, not bytes"),
+        (
+            "train/a.parquet",
+            {"text": [["five"]]},
+            r"a.parquet has lists in its column 'text'",
+        ),
     ],
 )
-def test_a_failed_import_leaves_nothing(tmp_path, tokenizer, harm, keywords):
+def test_a_failed_import_leaves_nothing(tmp_path, tokenizer, name, data, keywords):
     source = official(tmp_path / "books")
-    harm(source)
-    with pytest.raises(ValueError, match=keywords) as caught:
-        write_set(books_set(tokenizer, 16), source, tmp_path / "sets" / "a")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "sets").exists()
+    write_folder(source, {name: data if isinstance(data, bytes) else parquet(data)})
+    refused("pg19", source, tmp_path, keywords, tokenizer=tokenizer)
+
+
+def test_too_few_tokens_for_a_split_are_refused(tmp_path, tokenizer):
+    source = official(tmp_path / "books")
+    shutil.rmtree(source / "validation")
+    lacks = r"no validation samples of pg19; a folder of books .* 16 tokens"
+    with pytest.raises(ValueError, match=lacks):
+        write_set(books_set(tokenizer, 16), source, tmp_path / "set")
 
 
 def test_a_vocabulary_may_have_gaps():
@@ -253,15 +211,15 @@ def test_a_vocabulary_may_have_gaps():
 def test_invalid_tokenizers_are_refused(tmp_path, tokenizer):
     source = official(tmp_path / "books")
     out = tmp_path / "set"
-    with pytest.raises(ValueError, match=r"pg19 needs a tokenizer: .*--tokenizer FILE"):
-        import_set("pg19", source, out)
-    with pytest.raises(ValueError, match=r"there is no file .*no.json"):
-        import_set("pg19", source, out, tokenizer=tmp_path / "no.json")
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"bad.json is not a usable tokenizer.json: "):
-        import_set("pg19", source, out, tokenizer=tmp_path / "bad.json")
-    with pytest.raises(ValueError, match="text takes no tokenizer"):
-        import_set("text", source, out, tokenizer=tokenizer)
+    for name, file, keywords in (
+        ("pg19", None, r"pg19 needs a tokenizer: .*--tokenizer FILE"),
+        ("pg19", tmp_path / "no.json", r"there is no file .*no.json"),
+        ("pg19", tmp_path / "bad.json", r"bad.json is not a usable tokenizer.json: "),
+        ("text", tokenizer, "text takes no tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=keywords):
+            import_set(name, source, out, tokenizer=file)
     endless = tiny_tokenizer().replace(b"</s>", b"<s>")
     with pytest.raises(ValueError, match="x has no end token"):
         pg19.end_token(make_tokenizer(endless, "x"), "x")

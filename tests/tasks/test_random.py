@@ -43,16 +43,10 @@ def test_a_sample_is_a_function_of_its_index_alone():
 
 def test_seed_split_step_and_index_change_the_bits():
     base = draw().bits(20)
-    for other in (
-        draw(seed=1),
-        draw(split="validation"),
-        draw(split="test"),
-        draw(step=1),
-        draw(first=1),
-        draw(seed=-1),
-        draw(seed=2**63),
-    ):
-        assert not (other.bits(20) == base).any()
+    changes = [{"seed": seed} for seed in (1, -1, 2**63)]
+    changes += [{"split": "validation"}, {"split": "test"}, {"step": 1}, {"first": 1}]
+    for change in changes:
+        assert not (draw(**change).bits(20) == base).any()
 
 
 def test_a_step_may_be_a_tensor():
@@ -73,11 +67,9 @@ def test_moments(name):
     assert abs(x.mean() - mean) < 5 * (variance / 1e6) ** 0.5
     assert x.var().item() == pytest.approx(variance, rel=5 * (2 / 1e6) ** 0.5)
     centred = (x - mean) / variance**0.5
-    for product in (
-        centred[:, 1:] * centred[:, :-1],  # neighbours in a sample
-        centred[1:] * centred[:-1],  # neighbouring samples
-        centred[:, :500] * centred[:, 500:],  # the two numbers of a Box-Muller pair
-    ):
+    neighbours = centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]
+    box_muller_pairs = centred[:, :500] * centred[:, 500:]
+    for product in (*neighbours, box_muller_pairs):
         assert abs(product.mean()) < 5 / product.numel() ** 0.5
     if name == "normal":
         assert (centred**4).mean().item() == pytest.approx(3, abs=5 * (96 / 1e6) ** 0.5)

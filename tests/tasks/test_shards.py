@@ -1,7 +1,6 @@
 """Data sets on disk: the same bytes for any number of workers and after any interruption."""
 
 import json
-import pickle
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from releases import content
 from support import run_python
 
 from dlrnn.cli import main
@@ -20,15 +20,12 @@ from dlrnn.tasks import data, listops
 from dlrnn.tasks.listops import ListOpsGenerator, evaluate, generator, to_text
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set, locked, set_header
+from dlrnn.tasks.storage.specs import scaled_counts
 
 LIMITS = {"max_depth": 4, "max_args": 3, "min_length": 6, "max_length": 40}
 COUNTS = {"train": 50, "validation": 10, "test": 5}
 WITH_DUPLICATES = ListOpsGenerator(**LIMITS, counts=COUNTS, shard_rows=16, seed=1)
-SPEC = f"ListOpsGenerator(**{LIMITS}, counts={COUNTS}, shard_rows=16, seed=1)"
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+HEADER = set_header("listops-subtrees", LIMITS, 16, COUNTS, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -160,21 +157,20 @@ def test_a_build_that_was_killed_is_completed(tmp_path):
 # ---------------------------------------------------------------------------------- verify
 
 
-@pytest.mark.parametrize("place", [0, 500, -1])
-def test_a_flipped_byte_is_found_and_named(copy, place):
-    path = copy / "train-00002.parquet"
-    data = bytearray(path.read_bytes())
-    data[place] ^= 16
-    path.write_bytes(data)
-    (problem,) = shards.verify(copy)
-    assert problem == "train-00002.parquet is damaged: its SHA-256 is not the manifest's"
-
-
-def test_missing_and_unknown_files_are_named(copy):
+def test_flipped_missing_and_unknown_files_are_named(copy):
     (copy / "train-00001.parquet").rename(copy / "train-00009.parquet")
     (copy / "notes.txt").touch()
+    for number, place in ((0, 0), (2, 500), (3, -1)):
+        path = copy / f"train-0000{number}.parquet"
+        data = bytearray(path.read_bytes())
+        data[place] ^= 16
+        path.write_bytes(data)
+    damaged = "is damaged: its SHA-256 is not the manifest's"
     assert shards.verify(copy) == [
+        f"train-00000.parquet {damaged}",
         "train-00001.parquet is missing",
+        f"train-00002.parquet {damaged}",
+        f"train-00003.parquet {damaged}",
         "notes.txt does not belong to the set",
         "train-00009.parquet does not belong to the set",
     ]
@@ -186,19 +182,7 @@ def test_a_changed_manifest_is_found(copy):
     (problem,) = shards.verify(copy)
     assert problem.endswith("manifest.json is damaged; its SHA-256 is not that of its content")
     path.write_text("{")
-    assert shards.verify(copy)[0].endswith("manifest.json is damaged; it is not JSON")
-
-
-def test_inconsistent_counts_are_found(copy):
-    manifest = shards.load_manifest(copy)
-    manifest["counts"]["test"] = 6
-    manifest["shards"][5]["rows"] = 4
-    manifest["sha256"] = shards.manifest_hash(manifest)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    assert shards.verify(copy) == [
-        "test-00000.parquet holds 5 samples, not 4",
-        "the shards of test hold 4 samples, not 6",
-    ]
+    assert "manifest.json is damaged; it is not JSON" in shards.verify(copy)[0]
 
 
 def test_a_folder_without_a_data_set(tmp_path):
@@ -286,15 +270,15 @@ def test_a_folder_has_one_build_at_a_time(copy):
 def test_fewer_samples_keep_the_proportions_of_splits(name):
     counts = dict(data.GENERATORS[name]().counts)
     whole = sum(counts.values())
-    assert shards.scaled_counts(counts, whole) == counts
+    assert scaled_counts(counts, whole) == counts
     tenth = {split: count // 10 for split, count in counts.items()}
-    assert shards.scaled_counts(counts, whole // 10) == tenth
+    assert scaled_counts(counts, whole // 10) == tenth
     for samples in (3, 4, 7, 59):
-        scaled = shards.scaled_counts(counts, samples)
+        scaled = scaled_counts(counts, samples)
         assert min(scaled.values()) >= 1
         assert sum(scaled.values()) == samples
     with pytest.raises(ValueError, match=r"samples must be at least 3.* not 2"):
-        shards.scaled_counts(counts, 2)
+        scaled_counts(counts, 2)
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -305,17 +289,16 @@ def test_samples_and_batches(whole):
     assert len(train) == 50
     asked = [49, 0, 17, -1, 0]
     batch = train.batch(asked)
-    for place, index in enumerate(asked):
+    for index, found in zip(asked, batch, strict=True):
         sample = train[index]
-        for name, values in batch.items():
-            assert np.array_equal(values[place], sample[name])
+        assert sample.keys() == found.keys()
+        assert all(np.array_equal(found[name], sample[name]) for name in sample)
         one = namedtuple("Sample", sample)(**sample)
         assert (one.tokens.dtype, one.values.dtype) == (np.uint8, np.uint8)
         assert (one.heights.dtype, one.positions.dtype) == (np.uint8, np.uint16)
         assert evaluate(to_text(one.tokens)) == one.label == one.values[-1]
         assert len(one.operators) == len(one.positions)
     assert set(shards.Split(whole, "test", columns=["label"])[4]) == {"label"}
-    assert pickle.loads(pickle.dumps(train))[3]["label"] == train[3]["label"]
 
 
 THREADS = """
@@ -357,31 +340,6 @@ def test_the_cache_of_row_groups_is_bounded(whole, monkeypatch):
         assert [table.nbytes for table in train.cache.values()] == sizes[-kept:]
 
 
-def test_the_number_of_open_files_is_bounded(whole, monkeypatch):
-    every = shards.Split(whole, "train")
-    expected = every.batch(range(50))
-    assert len(every.files) > 2
-    monkeypatch.setattr(shards, "OPEN_FILES", 2)
-    monkeypatch.setattr(shards, "CACHE_BYTES", 1)
-    few = shards.Split(whole, "train")
-    for indices in (range(50), range(49, -1, -1)):
-        found = few.batch(indices)
-        assert len(few.files) == 2
-        for name, values in found.items():
-            for place, index in enumerate(indices):
-                assert np.array_equal(values[place], expected[name][index])
-
-
-def test_a_truncated_shard_is_named(whole, tmp_path):
-    copy = shutil.copytree(whole, tmp_path / "set")
-    last = sorted(copy.glob("train-*.parquet"))[-1]
-    last.write_bytes(last.read_bytes()[:100])
-    train = shards.Split(copy, "train")
-    assert train[0]
-    with pytest.raises(ValueError, match=rf"{last.name} is damaged .*: `dlrnn data verify {copy}`"):
-        train[49]
-
-
 def test_missing_samples_splits_and_columns_are_refused(whole, tmp_path):
     with pytest.raises(IndexError, match="there is no sample 50; there are 50"):
         shards.Split(whole, "train")[50]
@@ -402,12 +360,12 @@ def test_data_sets_are_built_and_listed_by_name(tmp_path):
     assert shards.load_manifest(out)["counts"] == {"train": 58, "validation": 1, "test": 1}
     unfinished = tmp_path / "sets" / "b"
     unfinished.mkdir()
-    (unfinished / "progress.jsonl").write_text(json.dumps(set_header(WITH_DUPLICATES)) + "\n")
+    (unfinished / "progress.jsonl").write_text(json.dumps(HEADER) + "\n")
     (unfinished / "other.json").write_text("[]")
     edited = json.loads((out / "manifest.json").read_text()) | {"seed": 8}
-    for name, content in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):
+    for name, manifest in (("c", edited), ("d", {"task": "x", "counts": [1], "seed": 0})):
         (tmp_path / "sets" / name).mkdir()
-        (tmp_path / "sets" / name / "manifest.json").write_text(json.dumps(content))
+        (tmp_path / "sets" / name / "manifest.json").write_text(json.dumps(manifest))
     rows = data.list_sets(tmp_path / "sets")
     assert [(row["samples"], row["seed"], row["state"]) for row in rows] == [
         (60, 7, "built"),
@@ -445,18 +403,15 @@ def test_invalid_commands_print_one_line_and_no_progress(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_progress_is_shown_on_stderr(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+def test_progress_is_shown_in_a_terminal(tmp_path, capsys, monkeypatch):
+    build = ["data", "build", "listops", "--samples", "3", "--workers", "1", "--out"]
     out = str(tmp_path / "set")
-    assert main(["data", "build", "listops", "--samples", "3", "--workers", "1", "--out", out]) == 0
+    assert main([*build, out]) == 0
+    assert capsys.readouterr() == (f"the set is in {out}\n", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    assert main([*build, str(tmp_path / "other")]) == 0
     assert main(["data", "verify", out]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 2
     assert "listops" in printed.err
     assert "verify" in printed.err
-
-
-def test_short_builds_print_no_progress_outside_a_terminal(tmp_path, capsys):
-    out = str(tmp_path / "set")
-    assert main(["data", "build", "listops", "--samples", "3", "--workers", "1", "--out", out]) == 0
-    assert capsys.readouterr() == (f"the set is in {out}\n", "")

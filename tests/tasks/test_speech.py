@@ -6,19 +6,18 @@ import io
 import struct
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
 import torch
-from test_archives import write_folder, write_tar, write_zip
+from releases import containers, parquet, refused, write_folder, write_tar, write_zip
 
 from dlrnn.cli import main
 from dlrnn.tasks.data import import_set
 from dlrnn.tasks.speech import UNIT, WORDS, SpeechCommands, hashed_split
-from dlrnn.tasks.storage import imports, shards
+from dlrnn.tasks.storage import build, shards
 
-SPLITS = ("train", "validation", "test")
+NAME, SPLITS = "speech-commands", ("train", "validation", "test")
 SPEAKERS = [f"{number:08x}" for number in range(12)]
 
 
@@ -102,7 +101,7 @@ def assert_all_there(folder, split_of):
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("speech")
     source = write_tar(path / "speech.tar.gz", {**clips(), **OTHERS}, "w:gz")
-    return import_set("speech-commands", source, path / "set")
+    return import_set(NAME, source, path / "set")
 
 
 # ---------------------------------------------------------------------------------- importing
@@ -116,70 +115,51 @@ def test_without_lists_the_split_follows_the_official_rule(folder):
         assert hashed_split(speaker) == split  # of the official lists
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
-def test_the_split_follows_the_official_lists(tmp_path, kind):
+def test_the_split_follows_the_official_lists(tmp_path):
     files = {f"speech/{name}": data for name, data in (clips() | official(by_number)).items()}
-    write = {"folder": write_folder, "zip": write_zip, "tar": write_tar}[kind]
-    out = import_set("speech-commands", write(tmp_path / f"x.{kind}", files), tmp_path / "set")
-    assert_all_there(out, by_number)
+    for place, source in enumerate(containers(tmp_path, files)):
+        assert_all_there(import_set(NAME, source, tmp_path / f"set{place}"), by_number)
 
 
 def test_the_split_follows_a_manifest_and_flac_is_read(tmp_path):
     files = {**clips("flac"), "MANIFEST.tsv": manifest(by_number)}
     source = write_tar(tmp_path / "x.tar", {f"a/{k}": v for k, v in files.items()}, "w")
-    assert_all_there(import_set("speech-commands", source, tmp_path / "set"), by_number)
+    assert_all_there(import_set(NAME, source, tmp_path / "set"), by_number)
 
 
-def hub_files(path, change=None):
+def hub_files():
     """Parquet files as the package `datasets` writes sounds."""
-    path.mkdir(parents=True)
+    files = {}
     for split in SPLITS:
         names = [name for name in clips() if by_number(name) == split] + ["bed/0a_nohash_0.wav"]
         audio = [{"bytes": clips().get(name, b""), "path": name} for name in names]
         rows = {"file": names, "audio": audio, "label": [0] * len(names)}
-        pq.write_table(pa.table(rows), path / f"{split}-00000-of-00001.parquet")
-    return path
-
-
-def test_parquet_files_of_the_hub(tmp_path):
-    out = import_set("speech-commands", hub_files(tmp_path / "v0.02"), tmp_path / "set")
-    assert_all_there(out, by_number)
+        files[f"{split}-00000-of-00001.parquet"] = parquet(rows)
+    return files
 
 
 def test_damaged_parquet_files_are_refused(tmp_path):
-    path = hub_files(tmp_path / "v0.02")
-    file = path / "test-00000-of-00001.parquet"
-    data = file.read_bytes()
-    pq.write_table(pa.table({"file": ["yes/a_nohash_0.wav"], "audio": [None]}), file)
-    refused(path, tmp_path, "test-00000-of-00001.parquet row 0 has no file or no audio")
-    pq.write_table(pa.table({"sound": [1]}), file)
-    refused(path, tmp_path, r"test-00000-of-00001.parquet has no column 'file'; it has \['sound'\]")
-    for broken in (data[:-100], b"PAR1", b""):
-        file.write_bytes(broken)
-        refused(path, tmp_path, "test-00000-of-00001.parquet.* is damaged: ")
-    archive = write_tar(tmp_path / "x.tar", {"train-00000-of-00001.parquet": data})
-    refused(archive, tmp_path, "is Parquet inside an archive")
+    name = "test-00000-of-00001.parquet"
+    data = hub_files()[name]
+    for broken, keywords in (
+        (parquet({"file": ["a"], "audio": [None]}), f"{name} row 0 has no file or no audio"),
+        (parquet({"sound": [1]}), rf"{name} has no column 'file'; it has \['sound'\]"),
+        *((broken, f"{name}.* is damaged: ") for broken in (data[:-100], b"PAR1", b"")),
+    ):
+        refused(NAME, write_folder(tmp_path / "v0.02", {name: broken}), tmp_path, keywords)
+    archive = write_tar(tmp_path / "x.tar", {name: data})
+    refused(NAME, archive, tmp_path, "is Parquet inside an archive")
 
 
 def test_the_number_of_skipped_words_is_printed(folder, tmp_path, capsys):
     remark = "left out: 2 clips of 2 other words (_background_noise_, bed)"
     assert shards.load_manifest(folder)["remark"] == remark
     source = write_folder(tmp_path / "source", {**clips(), **OTHERS})
-    assert (
-        main(["data", "import", "speech-commands", str(source), "--out", str(tmp_path / "a")]) == 0
-    )
+    assert main(["data", "import", NAME, str(source), "--out", str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out == f"{remark}\nthe set is in {tmp_path / 'a'}\n"
 
 
 # ---------------------------------------------------------------------------------- refusals
-
-
-def refused(source, tmp_path, keywords):
-    with pytest.raises(ValueError, match=keywords) as caught:
-        import_set("speech-commands", source, tmp_path / "out")
-    assert source.name in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 GOOD, FLAC = encoded(wave("yes", 1)), encoded(wave("yes", 1), "FLAC")
@@ -190,7 +170,6 @@ NEW = "yes/ffffffff_nohash_0.wav"
     ("name", "data", "keywords"),
     [
         (NEW, GOOD[:-1], "is damaged: it is truncated"),
-        (NEW, GOOD[:1000], "is damaged: it is truncated"),
         (NEW, GOOD[:30], "is damaged: it is truncated"),
         (NEW, GOOD[:12], "is damaged: it is truncated"),
         (NEW, b"", "is damaged: "),
@@ -208,7 +187,6 @@ NEW = "yes/ffffffff_nohash_0.wav"
         (NEW, encoded(np.zeros(200_000, np.int16)), "has more than 259072 bytes"),
         ("yes/hello.wav", GOOD, "yes/hello.wav is not named SPEAKER_nohash_NUMBER"),
         ("copy/yes/00000000_nohash_0.flac", FLAC, "00000000_nohash_0.flac occurs twice"),
-        ("../yes/ffffffff_nohash_0.wav", GOOD, "whose path climbs out"),
         ("validation_list.txt", b"", "holds validation_list.txt and no testing_list.txt"),
         ("testing_list.txt", b"yes\n", "testing_list.txt line 1 is not a clip: 'yes'"),
         ("testing_list.txt", b"caf\xe9", "testing_list.txt line 1 is not UTF-8"),
@@ -217,7 +195,7 @@ NEW = "yes/ffffffff_nohash_0.wav"
 )
 def test_invalid_clips_and_lists_are_refused(tmp_path, name, data, keywords):
     source = write_tar(tmp_path / "speech.tar", {**clips(), name: data}, "w")
-    refused(source, tmp_path, keywords)
+    refused(NAME, source, tmp_path, keywords)
 
 
 @pytest.mark.parametrize(
@@ -242,24 +220,24 @@ def test_invalid_clips_and_lists_are_refused(tmp_path, name, data, keywords):
 def test_an_invalid_manifest_is_refused(tmp_path, old, new, keywords):
     text = manifest(by_number).replace(old, new, 1)
     source = write_zip(tmp_path / "speech.zip", {**clips("flac"), "MANIFEST.tsv": text})
-    refused(source, tmp_path, keywords)
+    refused(NAME, source, tmp_path, keywords)
 
 
 def test_contradicting_and_repeated_lists_are_refused(tmp_path):
     lists = official(by_number)
     both = dict.fromkeys(lists, lists["testing_list.txt"])
     source = write_tar(tmp_path / "a.tar", {**clips(), **both}, "w")
-    refused(source, tmp_path, r"yes/00000002_nohash_2 is also in the other list")
+    refused(NAME, source, tmp_path, r"yes/00000002_nohash_2 is also in the other list")
     source = write_tar(tmp_path / "b.tar", {**clips(), **lists, "a/testing_list.txt": b""}, "w")
-    refused(source, tmp_path, r"a/testing_list.txt is a second testing_list.txt")
+    refused(NAME, source, tmp_path, r"a/testing_list.txt is a second testing_list.txt")
 
 
 def test_damaged_and_empty_archives_are_refused(tmp_path):
-    for mode in ("w", "w:gz", "w:xz"):
-        source = write_tar(tmp_path / "speech.tar", clips(), mode)
-        source.write_bytes(source.read_bytes()[:100_000])
-        refused(source, tmp_path, "speech.tar is damaged")
-    refused(write_tar(tmp_path / "x.tar", OTHERS), tmp_path, "holds no train samples of speech-com")
+    source = write_tar(tmp_path / "speech.tar", clips(), "w:gz")
+    source.write_bytes(source.read_bytes()[:100_000])
+    refused(NAME, source, tmp_path, "speech.tar is damaged")
+    empty = write_tar(tmp_path / "x.tar", OTHERS)
+    refused(NAME, empty, tmp_path, "holds no train samples of speech-com")
 
 
 def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
@@ -270,10 +248,10 @@ def test_a_full_disk_leaves_no_files(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device", str(path))
         return write(path, data)
 
-    write = imports.write_unlocked
-    monkeypatch.setattr(imports, "write_unlocked", full)
+    write = build.write_unlocked
+    monkeypatch.setattr(build, "write_unlocked", full)
     with pytest.raises(OSError, match="No space left on device"):
-        import_set("speech-commands", source, tmp_path / "new" / "out")
+        import_set(NAME, source, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
 
 

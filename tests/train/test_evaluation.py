@@ -9,7 +9,7 @@ from support import DEVICE, assert_close
 
 from dlrnn import tasks
 from dlrnn.models import ModelConfig
-from dlrnn.tasks.atomic import Shift
+from dlrnn.tasks.atomic.tasks import Shift
 from dlrnn.train import TaskConfig, make_model, train, trainer
 from dlrnn.train.checkpoint import read_checkpoint, read_header
 from dlrnn.train.step import forward, scores

@@ -14,10 +14,9 @@ from dlrnn.tasks.base import IGNORED, Batch, ClassificationTask, ClassTask, Task
 from dlrnn.tasks.listops import ListOps, ListOpsSubTrees
 from dlrnn.tasks.pathfinder import Pathfinder, PathfinderSegmentation, PathX
 from dlrnn.tasks.pg19 import PG19
-from dlrnn.tasks.retrieval import Retrieval
 from dlrnn.tasks.speech import SpeechCommands
 from dlrnn.tasks.storage.sets import SetTask
-from dlrnn.tasks.text import Text
+from dlrnn.tasks.text import Retrieval, Text
 
 __all__ = [
     "IGNORED",

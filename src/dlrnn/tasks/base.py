@@ -1,10 +1,12 @@
 """What a task is: it makes batches, gives the sizes of a model, and computes losses and metrics."""
 
+import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
+from types import UnionType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 IGNORED = -1
 """The target of a position that loss and metrics ignore."""
+_WHOLE = int | Integral | torch.SymInt
+Number = int | float
 
 
 class Request(NamedTuple):
@@ -55,8 +59,16 @@ class Batch(NamedTuple):
         return Batch(inputs, targets, lengths)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | Integral | torch.SymInt) and not isinstance(value, bool)
+def check_number(
+    name: str, value: object, least: Number, most: Number, kind: type | UnionType = int
+) -> None:
+    """Refuse a value that is not a number of this kind from `least` to `most`."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        words = "a number" if isinstance(1.0, kind) else "a whole number"
+        raise ValueError(f"{name} must be {words}, not {value!r}")
+    if not least <= value <= most:  # type: ignore[operator]
+        limits = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {limits}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -76,15 +88,15 @@ class Task(ABC):
     drawable: ClassVar[bool] = True  # samples can be generated without a data set on disk
     pooled: ClassVar[bool] = False  # one answer for each sequence instead of one for each position
     gives_targets: ClassVar[bool] = False  # the model also gets the targets and returns -log p
+    limits: ClassVar[Mapping[str, tuple[Number, Number]]] = {}  # the range of a setting
+    on_device: ClassVar[bool] = False  # batches are made there, and `step` may be a tensor
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.type in (int, "int") and (
-                not isinstance(value, int) or isinstance(value, bool)
-            ):
-                whole = f"{setting.name} must be a whole number, not {value!r}"
-                raise ValueError(f"{self.name}: {whole}")
+            if setting.type in (int, "int"):
+                limits = self.limits.get(setting.name, (-math.inf, math.inf))
+                name = f"{self.name}: {setting.name}"
+                check_number(name, getattr(self, setting.name), *limits)
 
     @property
     def definition(self) -> str:
@@ -128,11 +140,6 @@ class Task(ABC):
 
     # ---------------------------------------------------------------------------------- batches
 
-    @property
-    def on_device(self) -> bool:
-        """Whether batches are made on the training device, where `step` may be a tensor."""
-        return False
-
     def count(self, split: str) -> int | None:
         """Return the samples of a split; None if every step generates new ones."""
         return None
@@ -152,24 +159,20 @@ class Task(ABC):
         The result depends on the arguments and the seed alone. `of` is the size of the whole batch
         of which this may be a part; by default this is the whole batch.
         """
-        self._check_request(batch_size, split, step, first)
-        return self._sample(Request(batch_size, split, step, device, first, of))
-
-    @abstractmethod
-    def _sample(self, request: Request) -> Batch:
-        """Return the batch of a request."""
-
-    def _check_request(self, batch_size: int, split: str, step: int | Tensor, first: int) -> None:
-        if not _is_whole(batch_size) or batch_size < 1:
-            raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}")
+        check_number("batch_size", batch_size, 1, math.inf, _WHOLE)
         if split not in SPLITS[:3]:
             raise ValueError(f"split must be train, validation or test, not {split!r}")
         for name, value in (("step", step), ("first", first)):
             if isinstance(value, Tensor):  # its value is not read: that would wait for the GPU
                 if value.dim() or value.dtype != torch.int64:
                     raise ValueError(f"{name}, if it is a tensor, must be one number of int64")
-            elif not _is_whole(value) or value < 0:
-                raise ValueError(f"{name} must be a whole number of at least 0, not {value!r}")
+            else:
+                check_number(name, value, 0, math.inf, _WHOLE)
+        return self._sample(Request(batch_size, split, step, device, first, of))
+
+    @abstractmethod
+    def _sample(self, request: Request) -> Batch:
+        """Return the batch of a request, which is checked."""
 
     # ---------------------------------------------------------------------------------- scores
 
@@ -288,6 +291,11 @@ def balanced_cross_entropy(
 def target_count(targets: Int[Tensor, "*shape"]) -> Float[Tensor, "1"]:
     """Return the number of targets that are not IGNORED."""
     return (targets != IGNORED).sum(dtype=torch.float64)[None]
+
+
+def element_count(targets: Tensor) -> Float[Tensor, "1"]:
+    """Return the number of targets where none is ignored."""
+    return torch.full((1,), targets.numel(), dtype=torch.float64, device=targets.device)
 
 
 def class_counts(targets: Int[Tensor, "*shape"], classes: int) -> Float[Tensor, " classes"]:

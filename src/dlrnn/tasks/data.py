@@ -8,16 +8,16 @@ from typing import Any
 from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import fit, parse_json, read_bytes
 from dlrnn.tasks import listops, pathfinder
-from dlrnn.tasks.lra import listops_release, path_x_release, pathfinder_release
+from dlrnn.tasks.lra import images_release, listops_release
 from dlrnn.tasks.pg19 import books_set
-from dlrnn.tasks.retrieval import retrieval_set
 from dlrnn.tasks.speech import speech_set
 from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.build import build_set
-from dlrnn.tasks.storage.imports import ImportedSet, write_set
-from dlrnn.tasks.text import text_set
+from dlrnn.tasks.storage.imports import write_set
+from dlrnn.tasks.storage.specs import GeneratedSet, ImportedSet, scaled_counts
+from dlrnn.tasks.text import retrieval_set, text_set
 
-GENERATORS: dict[str, Callable[..., shards.Spec]] = {
+GENERATORS: dict[str, Callable[..., GeneratedSet]] = {
     "listops-subtrees": listops.subtrees,
     "listops": listops.lra,
     "pathfinder-segmentation": pathfinder.segmentation,
@@ -54,7 +54,7 @@ def build(
         raise ValueError(f"{name} has {has}; only pathfinder-segmentation has several")
     spec = GENERATORS[name](**settings)
     if samples is not None:
-        counts = shards.scaled_counts(spec.counts, samples)
+        counts = scaled_counts(spec.counts, samples)
         spec = GENERATORS[name](**settings, counts=counts)
     default = f"{name}-{settings['resolution']}" if segmentation else name
     folder = Path("data") / default if out is None else Path(out)
@@ -64,9 +64,10 @@ def build(
 
 def imported_sets(tokenizer: str | os.PathLike[str] | None = None) -> dict[str, ImportedSet]:
     """Return the data sets that are imported, by the name of their task."""
-    lra = (listops_release(), pathfinder_release(), path_x_release())
+    images = images_release(pathfinder.lra()), images_release(pathfinder.path_x())
     books = books_set(None if tokenizer is None else Path(tokenizer))
-    return {each.name: each for each in (text_set(), retrieval_set(), *lra, speech_set(), books)}
+    every = (text_set(), retrieval_set(), listops_release(), *images, speech_set(), books)
+    return {each.name: each for each in every}
 
 
 def import_set(
@@ -92,33 +93,26 @@ def list_sets(root: str | os.PathLike[str] = "data") -> list[dict[str, Any]]:
     """Return a row for each data set below a folder, complete or not."""
     rows = []
     for path in sorted(Path(root).rglob("*.json*")):
-        if path.name not in (shards.MANIFEST, shards.PROGRESS):
-            continue
-        if path.name == shards.PROGRESS and (path.parent / shards.MANIFEST).exists():
+        is_manifest = path.name == shards.MANIFEST
+        begun = path.name == shards.PROGRESS and not (path.parent / shards.MANIFEST).exists()
+        if not (is_manifest or begun):
             continue
         try:
             content = read_bytes(path, links=True)
-            if path.name == shards.PROGRESS:
-                content = content.partition(b"\n")[0]
-            header = fit(parse_json(content, "it"), dict[str, Any], "it")
+            first = content if is_manifest else content.partition(b"\n")[0]
+            header = fit(parse_json(first, "it"), dict[str, Any], "it")
             row = {
                 "folder": str(path.parent),
                 "task": fit(header["task"], str, "task"),
                 "samples": sum(fit(header["counts"], dict[str, int], "counts").values()),
                 "seed": fit(header["seed"], int, "seed"),
-                "state": _state(path),
             }
         except (ValueError, KeyError, OSError):
             continue  # another program's file
-        rows.append(row)
+        try:
+            shards.load_manifest(path.parent)
+            state = "built"
+        except ValueError:
+            state = "damaged" if is_manifest else "not finished"
+        rows.append({**row, "state": state})
     return rows
-
-
-def _state(path: Path) -> str:
-    if path.name != shards.MANIFEST:
-        return "not finished"
-    try:
-        shards.load_manifest(path.parent)
-    except ValueError:
-        return "damaged"
-    return "built"

@@ -15,7 +15,6 @@ import re
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -24,9 +23,8 @@ from PIL import Image
 
 from dlrnn.tasks import listops, pathfinder
 from dlrnn.tasks.listops.generator import SCHEMA
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
-from dlrnn.tasks.storage.layouts import split_files, text_lines
+from dlrnn.tasks.storage.archives import entries, split_files, text_lines
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample
 
 # ---------------------------------------------------------------------------------- ListOps
 
@@ -43,22 +41,15 @@ def listops_release() -> ImportedSet:
         rows=_expressions,
         schema=pa.schema([SCHEMA.field(name) for name in ("tokens", "label")]),
         layout="basic_{train,val,test}.tsv",
-        splits=("train", "validation", "test"),
         shard_rows=2**13,
-        group_rows=64,
         writer={"use_dictionary": ["label"]},
     )
 
 
 def _expressions(path: Path) -> Iterator[Row]:
     for split, entry in split_files(path, _TREES, _SPLITS):
-        for row in _trees(f"{path}: {entry.name}", entry):
-            yield split, row
-
-
-def _trees(where: str, entry: Entry) -> Iterator[dict[str, Any]]:
-    with entry.open() as file:
-        lines = (line.rstrip("\r\n").split("\t") for line in text_lines(where, file))
+        where = entry.where
+        lines = (line.rstrip("\r\n").split("\t") for line in text_lines(entry))
         header = next(lines, [])
         if sorted(header) != ["Source", "Target"]:
             raise ValueError(f"{where} begins with {header[:4]}, not with Source and Target")
@@ -66,10 +57,10 @@ def _trees(where: str, entry: Entry) -> Iterator[dict[str, Any]]:
             if len(cells) != 2:
                 raise ValueError(f"{where} line {number} has {len(cells)} columns, not 2")
             row = dict(zip(header, cells, strict=True))
-            yield _tree(f"{where} line {number}", row["Source"], row["Target"])
+            yield split, _tree(f"{where} line {number}", row["Source"], row["Target"])
 
 
-def _tree(where: str, source: str, target: str) -> dict[str, Any]:
+def _tree(where: str, source: str, target: str) -> Sample:
     try:
         value, tokens = listops.evaluate(source), listops.from_text(source)
     except ValueError as error:
@@ -78,7 +69,7 @@ def _tree(where: str, source: str, target: str) -> dict[str, Any]:
         raise ValueError(f"{where} has the label {target[:40]!r}; its value is {value}")
     if len(tokens) > _MAX_TOKENS:
         raise ValueError(f"{where} has {len(tokens)} tokens; at most {_MAX_TOKENS} were expected")
-    return {"tokens": tokens.tobytes(), "label": value}
+    return {"tokens": tokens, "label": value}
 
 
 # ---------------------------------------------------------------------------------- Pathfinder
@@ -90,17 +81,8 @@ _LARGEST = {"metadata": 2**26, "imgs": 2**20}  # bytes
 _ROWS = 2**20  # of a file of metadata
 
 
-def pathfinder_release() -> ImportedSet:
-    """Return the data set of LRA's 32 x 32 images."""
-    return _images(pathfinder.lra())
-
-
-def path_x_release() -> ImportedSet:
-    """Return the data set of LRA's 128 x 128 images."""
-    return _images(pathfinder.path_x())
-
-
-def _images(like: pathfinder.PathfinderGenerator) -> ImportedSet:
+def images_release(like: pathfinder.PathfinderGenerator) -> ImportedSet:
+    """Return the data set of LRA's images that are like generated ones."""
     fields = [like.schema.field(name) for name in ("image", "label")]
     folder = f"pathfinder{like.resolution}/curv_contour_length_14"
     return ImportedSet(
@@ -109,7 +91,6 @@ def _images(like: pathfinder.PathfinderGenerator) -> ImportedSet:
         rows=partial(_labelled, resolution=like.resolution),
         schema=pa.schema([*fields, pa.field("file", pa.string(), False)]),
         layout=f"{folder}/{{imgs/K/sample_N.png,metadata/K.npy}}",
-        splits=("train", "validation", "test"),
         shard_rows=like.shard_rows,
         group_rows=like.group_rows,
         writer=like.writer,
@@ -159,12 +140,7 @@ def _files(path: Path, resolution: int, kind: str) -> Iterator[tuple[str, str, b
         size = re.search(r"pathfinder(\d+)", found[1] or "")
         if size is not None and int(size[1]) != resolution:
             continue
-        where = f"{path}: {entry.name}"
-        with entry.open() as file:
-            data = file.read(_LARGEST[kind] + 1)
-        if len(data) > _LARGEST[kind]:
-            raise ValueError(f"{where} has more than {_LARGEST[kind]} bytes")
-        yield found[2], where, data
+        yield found[2], entry.where, entry.read(_LARGEST[kind])
 
 
 def read_metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
@@ -182,22 +158,20 @@ def read_metadata(where: str, data: bytes) -> Iterator[tuple[str, int]]:
 
 def metadata_rows(where: str, data: bytes) -> Iterator[list[str]]:
     """Yield the entries of each row up to the label, and the rest of a line as one more."""
-    neither = f"{where} is neither text nor an array of strings"
-    rows: Iterator[list[str]]
-    if data.startswith(b"\x93NUMPY"):
-        try:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-        except Exception:  # numpy raises many kinds of errors for a damaged header
-            raise ValueError(neither) from None
-        if array.ndim != 2 or array.dtype.kind not in "US" or array.dtype.itemsize == 0:
-            raise ValueError(f"{where} is not a table of strings: {array.dtype} {array.shape}")
-        rows = (row.astype(str).tolist() for row in array[:, : _LABEL + 1])
-    else:
-        rows = (line.decode().split(maxsplit=_LABEL + 1) for line in io.BytesIO(data))
     try:
-        yield from rows
-    except Exception:  # not UTF-8: ValueError, and SystemError from numpy
-        raise ValueError(neither) from None
+        if not data.startswith(b"\x93NUMPY"):
+            for line in io.BytesIO(data):
+                yield line.decode().split(maxsplit=_LABEL + 1)
+            return
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        found = f"{array.dtype} {array.shape}"
+        is_table = array.ndim == 2 and array.dtype.kind in "US" and array.dtype.itemsize > 0
+        for row in array[:, : _LABEL + 1] if is_table else ():
+            yield row.astype(str).tolist()
+    except Exception:  # numpy raises many kinds of errors for a damaged header or text
+        raise ValueError(f"{where} is neither text nor an array of strings") from None
+    if not is_table:
+        raise ValueError(f"{where} is not a table of strings: {found}")
 
 
 def read_pixels(where: str, data: bytes, resolution: int) -> bytes:

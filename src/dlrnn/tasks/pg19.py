@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.common.untrusted import brief
-from dlrnn.tasks.base import Batch
+from dlrnn.tasks.base import Batch, element_count
 from dlrnn.tasks.storage import shards
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row
-from dlrnn.tasks.storage.layouts import parquet_rows
+from dlrnn.tasks.storage.archives import Entry, entries, parquet_rows
 from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample
 from dlrnn.tasks.text import page_figure
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ _T5_VOCABULARY = 32100
 
 def read_tokenizer(path: Path) -> bytes:
     """Return the content of a tokenizer.json, which may be compressed."""
-    for entry in entries(path, member_bytes=_MAX_TOKENIZER_BYTES) if path.is_file() else ():
-        with entry.open() as file:
-            return file.read()
+    for entry in entries(path) if path.is_file() else ():
+        return entry.read(_MAX_TOKENIZER_BYTES)
     raise ValueError(f"there is no file {path}; a tokenizer.json was expected")
 
 
@@ -150,9 +149,7 @@ def books_set(tokenizer: Path | None = None, length: int = 4096) -> ImportedSet:
         schema=pa.schema([pa.field("tokens", pa.list_(pa.field("token", kind, False)), False)]),
         layout=f"a folder of books (.txt, or Parquet with a column text) with more than {length}"
         " tokens for each of train, validation and test (by folder, else by a hash of file names)",
-        splits=_SPLITS,
         shard_rows=2**12,
-        group_rows=64,
         writer={"use_dictionary": False},
         tokenizer=content,
     )
@@ -218,13 +215,12 @@ def read_books(path: Path) -> Iterator[tuple[str, Iterator[str]]]:
             both = f"{seen[True]} in a folder of a split and {seen[False]} in none"
             raise ValueError(f"{path} holds {both}; keep one of the two layouts")
         if kind == ".txt":
-            yield split or hashed_split(Path(entry.name).name), _text(path, entry)
+            yield split or hashed_split(Path(entry.name).name), _text(entry)
             continue
-        for number, row in enumerate(parquet_rows(path, entry, ["text"])):
+        for number, (where, row) in enumerate(parquet_rows(entry, ["text"])):
             name = f"{Path(entry.name).name}/{number}"
             text = "" if row["text"] is None else row["text"]
             if not isinstance(text, str):
-                where = f"{path}: {entry.name} row {number}"
                 raise ValueError(f"{where} must be text, not {type(text).__name__}")
             yield split or hashed_split(name), iter([text])
 
@@ -246,7 +242,7 @@ def hashed_split(name: str) -> str:
     return {0: "test", 1: "validation"}.get(digit, "train")
 
 
-def _text(path: Path, entry: Entry) -> Iterator[str]:
+def _text(entry: Entry) -> Iterator[str]:
     """Yield the UTF-8 text of a file without its byte order mark; line ends become line feeds."""
     with entry.open() as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig")
@@ -254,7 +250,7 @@ def _text(path: Path, entry: Entry) -> Iterator[str]:
             while part := lines.read(PIECE):
                 yield part
         except UnicodeDecodeError:
-            raise ValueError(f"{path}: {entry.name} is not UTF-8") from None
+            raise ValueError(f"{entry.where} is not UTF-8") from None
         lines.detach()
 
 
@@ -285,13 +281,7 @@ class PG19(SetTask):
     causal: ClassVar[bool] = True
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("tokens",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < 1:
-            raise ValueError(f"{self.name}: the length must be at least 1, not {self.length}")
-        if self.held_out < 0:
-            raise ValueError(f"{self.name}: held_out must be at least 0, not {self.held_out}")
+    limits: ClassVar = {"length": (1, math.inf), "held_out": (0, math.inf)}
 
     @property
     def vocabulary(self) -> int:
@@ -344,7 +334,7 @@ class PG19(SetTask):
         every = len(stored) * self._parts(stored)
         return every if split == "train" else min(every, self.held_out or every)
 
-    def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+    def _read(self, split: str, numbers: Sequence[int]) -> list[Sample]:
         """Read the first part of every block, then the second of every block, and so on."""
         stored = self._split(split)
         blocks, parts = super()._read(split, numbers), self._parts(stored)
@@ -354,7 +344,7 @@ class PG19(SetTask):
             for block, first in zip(blocks, firsts, strict=True)
         ]
 
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         tokens = torch.from_numpy(np.stack([s["tokens"] for s in samples]).astype(np.int64))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
@@ -369,8 +359,7 @@ class PG19(SetTask):
 
     def totals(self, batch: Batch) -> Tensor:
         """The number of tokens to predict."""
-        count = batch.targets.numel()
-        return torch.full((1,), count, dtype=torch.float64, device=batch.targets.device)
+        return element_count(batch.targets)
 
     def weight(self, batch: Batch) -> int:
         """The number of tokens: each has the same weight, also in a smaller last batch."""

@@ -12,11 +12,11 @@ import io
 import re
 import struct
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -25,10 +25,10 @@ from jaxtyping import Int16
 
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.base import Batch, ClassificationTask
-from dlrnn.tasks.storage.archives import Entry, entries
-from dlrnn.tasks.storage.imports import ImportedSet, Row, schema_of
-from dlrnn.tasks.storage.layouts import hub_split, parquet_rows, text_lines
-from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.random import SPLITS
+from dlrnn.tasks.storage.archives import Entry, entries, hub_split, parquet_rows, text_lines
+from dlrnn.tasks.storage.sets import SetTask, labels_of
+from dlrnn.tasks.storage.specs import ImportedSet, Row, Sample, list_of, schema_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,19 +48,14 @@ _COLUMNS = ["split", "label", "path", "samples"]
 
 def speech_set() -> ImportedSet:
     """Return the data set of clips of at most one second."""
-    samples = pa.list_(pa.field("element", pa.int16(), False))
     return ImportedSet(
         name=SpeechCommands.name,
         parameters={"rate": RATE, "words": list(WORDS)},
         rows=_clips,
-        schema=schema_of(samples=samples, label=pa.uint8(), clip=pa.string()),
+        schema=schema_of(samples=list_of(pa.int16()), label=pa.uint8(), clip=pa.string()),
         layout="WORD/SPEAKER_nohash_NUMBER.{wav,flac} or {train,validation,test}-*-of-*.parquet",
-        splits=("train", "validation", "test"),
         shard_rows=2**11,
-        group_rows=64,
-        order=lambda row: hashlib.sha256(
-            row["clip"].encode()
-        ).digest(),  # archives are sorted by word
+        order=_digest,  # archives are sorted by word
         writer={
             "use_dictionary": ["label"],
             "column_encoding": {"samples.list.element": "DELTA_BINARY_PACKED"},
@@ -68,9 +63,14 @@ def speech_set() -> ImportedSet:
     )
 
 
+def _digest(sample: Sample) -> bytes:
+    return hashlib.sha256(sample["clip"].encode()).digest()
+
+
 def _clips(path: Path) -> Generator[Row, None, str | None]:
-    release = _Release(path)
+    lists, manifest = _splits(path)
     others: Counter[str] = Counter()
+    seen: set[str] = set()
     for entry, split in _files(path):
         found = _CLIP.fullmatch(entry.name)
         if found is None:
@@ -79,20 +79,25 @@ def _clips(path: Path) -> Generator[Row, None, str | None]:
         if word not in WORDS:
             others[word] += 1
             continue
-        where, clip = f"{path}: {entry.name}", f"{word}/{stem}"
-        release_split = release.split(where, clip)
-        samples = _read_sound(where, entry)
-        release.check_length(where, clip, len(samples))
+        clip, named = f"{word}/{stem}", _NAMED.fullmatch(stem)
+        if named is None:
+            raise ValueError(f"{entry.where} is not named SPEAKER_nohash_NUMBER")
+        if clip in seen:
+            raise ValueError(f"{entry.where} occurs twice")
+        seen.add(clip)
+        samples = _read_sound(entry)
+        known = hashed_split(named[1]) if lists is None else lists.get(clip, "train")
+        if manifest is not None:
+            known = _described_split(entry.where, clip, len(samples), manifest)
         label = WORDS.index(word)
-        yield split or release_split, {"samples": samples, "label": label, "clip": clip}
-    release.check_complete()
+        yield split or known, {"samples": samples, "label": label, "clip": clip}
+    for clip in manifest or ():
+        if clip not in seen and clip.partition("/")[0] in WORDS:
+            raise ValueError(f"{path}: {clip} is in {_MANIFEST} but missing")
     if not others:
         return None
-    return f"left out: {others.total()} clips of {len(others)} other words ({_some(others)})"
-
-
-def _some(names: Mapping[str, int]) -> str:
-    return ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+    some = ", ".join(sorted(others)[:5]) + (", ..." if len(others) > 5 else "")
+    return f"left out: {others.total()} clips of {len(others)} other words ({some})"
 
 
 def _files(path: Path) -> Iterator[tuple[Entry, str | None]]:
@@ -102,16 +107,12 @@ def _files(path: Path) -> Iterator[tuple[Entry, str | None]]:
         if split is None:
             yield entry, None
             continue
-        for number, row in enumerate(parquet_rows(path, entry, ["file", "audio"])):
+        for where, row in parquet_rows(entry, ["file", "audio"]):
             name, audio = row["file"], row["audio"]
             data = audio.get("bytes") if isinstance(audio, dict) else None
             if not isinstance(name, str) or not isinstance(data, bytes):
-                raise ValueError(f"{path}: {entry.name} row {number} has no file or no audio")
-            yield Entry(name, len(data), partial(_in_memory, data)), split
-
-
-def _in_memory(data: bytes) -> io.BufferedReader:
-    return io.BufferedReader(cast("io.RawIOBase", io.BytesIO(data)))
+                raise ValueError(f"{where} has no file or no audio")
+            yield Entry(path, name, len(data), partial(io.BytesIO, data)), split
 
 
 def hashed_split(speaker: str) -> str:
@@ -121,130 +122,113 @@ def hashed_split(speaker: str) -> str:
     return "validation" if percent < 10 else "test" if percent < 20 else "train"
 
 
-class _Release:
-    """The lists and the manifest of a release, which are read before the clips."""
+# ---------------------------------------------------------------------------------- splits
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lists: dict[str, str] = {}  # splits of the clips that are not for training
-        self.manifest: dict[str, tuple[str, int]] = {}  # splits and lengths of clips
-        self.seen: set[str] = set()
-        present: set[str] = set()
-        for entry in entries(path):
-            name = entry.name.rpartition("/")[2]
-            if name in present:
-                raise ValueError(f"{path}: {entry.name} is a second {name}")
-            if name in _LISTS or name == _MANIFEST:
-                present.add(name)
-                with entry.open() as file:
-                    lines = text_lines(f"{path}: {entry.name}", file)
-                    if name in _LISTS:
-                        self._read_list(f"{path}: {entry.name}", lines, _LISTS[name])
-                    else:
-                        self._read_manifest(f"{path}: {entry.name}", lines)
-        if len(present & _LISTS.keys()) == 1:
-            found, missing = sorted(_LISTS, key=lambda name: name not in present)
-            raise ValueError(f"{path} holds {found} and no {missing}; expected both or neither")
-        self.has_lists = bool(present & _LISTS.keys())
-        self.has_manifest = _MANIFEST in present
 
-    def _read_list(self, where: str, lines: Iterator[str], split: str) -> None:
-        for number, line in enumerate(lines, start=1):
-            found = _CLIP.fullmatch(line.strip())
-            if found is None:
-                raise ValueError(f"{where} line {number} is not a clip: {line.strip()[:60]!r}")
-            clip = "/".join(found.groups())
-            if self.lists.setdefault(clip, split) != split:
-                raise ValueError(f"{where} line {number}: {clip} is also in the other list")
+def _splits(path: Path) -> tuple[dict[str, str] | None, dict[str, tuple[str, int]] | None]:
+    """Return the lists and the manifest of a release, which are read before its clips.
 
-    def _read_manifest(self, where: str, lines: Iterator[str]) -> None:
-        for number, line in enumerate(lines, start=1):
-            row = line.rstrip("\r\n").split("\t")
-            if number == 1 and row == _COLUMNS:
+    Lists have the splits of clips that are not for training, a manifest splits and lengths.
+    """
+    lists: dict[str, str] = {}
+    manifest: dict[str, tuple[str, int]] = {}
+    present: set[str] = set()
+    for entry in entries(path):
+        name = entry.name.rpartition("/")[2]
+        if name not in (*_LISTS, _MANIFEST):
+            continue
+        if name in present:
+            raise ValueError(f"{entry.where} is a second {name}")
+        present.add(name)
+        for number, line in enumerate(text_lines(entry), start=1):
+            where = f"{entry.where} line {number}"
+            if name != _MANIFEST:
+                _read_listed(where, line.strip(), _LISTS[name], lists)
                 continue
-            if number == 1 or len(row) != len(_COLUMNS):
-                raise ValueError(f"{where} line {number} is not {', '.join(_COLUMNS)}")
-            split, label, name, samples = row
-            found = _CLIP.fullmatch(name)
-            if split not in ("train", "validation", "test"):
-                raise ValueError(f"{where} line {number} has the split {split[:40]!r}")
-            if found is None or not re.fullmatch(r"[0-9]{1,9}", samples):
-                raise ValueError(f"{where} line {number} has no clip and its number of samples")
-            if label != found[1]:
-                raise ValueError(
-                    f"{where} line {number} has the label {label[:40]!r} for {name[:200]}"
-                )
-            clip = "/".join(found.groups())
-            if clip in self.manifest:
-                raise ValueError(f"{where} line {number}: {clip[:200]} occurs twice")
-            self.manifest[clip] = split, int(samples)
+            row = line.rstrip("\r\n").split("\t")
+            if len(row) != len(_COLUMNS) or (number == 1 and row != _COLUMNS):
+                raise ValueError(f"{where} is not {', '.join(_COLUMNS)}")
+            if number > 1:
+                _read_described(where, row, manifest)
+    if len(present & _LISTS.keys()) == 1:
+        found, missing = sorted(_LISTS, key=lambda name: name not in present)
+        raise ValueError(f"{path} holds {found} and no {missing}; expected both or neither")
+    return lists if present & _LISTS.keys() else None, manifest if _MANIFEST in present else None
 
-    def split(self, where: str, clip: str) -> str:
-        """Return the split of a clip, which must occur once."""
-        named = _NAMED.fullmatch(clip.partition("/")[2])
-        if named is None:
-            raise ValueError(f"{where} is not named SPEAKER_nohash_NUMBER")
-        if clip in self.seen:
-            raise ValueError(f"{where} occurs twice")
-        self.seen.add(clip)
-        if self.has_manifest:
-            if clip not in self.manifest:
-                raise ValueError(f"{where} is not in {_MANIFEST}")
-            return self.manifest[clip][0]
-        if self.has_lists:
-            return self.lists.get(clip, "train")
-        return hashed_split(named[1])
 
-    def check_length(self, where: str, clip: str, samples: int) -> None:
-        """Compare the length of a clip with the manifest."""
-        if self.has_manifest and samples != (expected := self.manifest[clip][1]):
-            raise ValueError(f"{where} has {samples} samples, not {expected} as in {_MANIFEST}")
+def _read_listed(where: str, line: str, split: str, lists: dict[str, str]) -> None:
+    """Add a line of a list; errors begin with `where`."""
+    found = _CLIP.fullmatch(line)
+    if found is None:
+        raise ValueError(f"{where} is not a clip: {line[:60]!r}")
+    clip = "/".join(found.groups())
+    if lists.setdefault(clip, split) != split:
+        raise ValueError(f"{where}: {clip} is also in the other list")
 
-    def check_complete(self) -> None:
-        """Require all clips of the manifest."""
-        for clip in self.manifest:
-            if clip not in self.seen and clip.partition("/")[0] in WORDS:
-                raise ValueError(f"{self.path}: {clip} is in {_MANIFEST} but missing")
+
+def _read_described(where: str, row: list[str], manifest: dict[str, tuple[str, int]]) -> None:
+    """Add a line of the manifest; errors begin with `where`."""
+    split, label, name, samples = row
+    found = _CLIP.fullmatch(name)
+    if split not in SPLITS[:3]:
+        raise ValueError(f"{where} has the split {split[:40]!r}")
+    if found is None or not re.fullmatch(r"[0-9]{1,9}", samples):
+        raise ValueError(f"{where} has no clip and its number of samples")
+    if label != found[1]:
+        raise ValueError(f"{where} has the label {label[:40]!r} for {name[:200]}")
+    clip = "/".join(found.groups())
+    if clip in manifest:
+        raise ValueError(f"{where}: {clip[:200]} occurs twice")
+    manifest[clip] = split, int(samples)
+
+
+def _described_split(
+    where: str, clip: str, samples: int, manifest: dict[str, tuple[str, int]]
+) -> str:
+    """Return the split of a clip in the manifest, which must also have its length."""
+    if clip not in manifest:
+        raise ValueError(f"{where} is not in {_MANIFEST}")
+    split, expected = manifest[clip]
+    if samples != expected:
+        raise ValueError(f"{where} has {samples} samples, not {expected} as in {_MANIFEST}")
+    return split
 
 
 # ---------------------------------------------------------------------------------- sounds
 
 
-def _read_sound(where: str, entry: Entry) -> Int16[np.ndarray, " T"]:
-    """Return 1 to LENGTH samples of a WAV or FLAC file; errors begin with `where`."""
+def _read_sound(entry: Entry) -> Int16[np.ndarray, " T"]:
+    """Return 1 to LENGTH samples of a WAV or FLAC file."""
     import soundfile  # type: ignore[import-untyped]
 
-    largest = 2**17 + 8 * LENGTH  # bytes, with all that such a file may contain besides samples
-    with entry.open() as file:
-        data = file.read(largest + 1)
-    if len(data) > largest:
-        raise ValueError(f"{where} has more than {largest} bytes, too many for {LENGTH} samples")
-    if data.startswith(b"RIFF"):
-        _check_wav(where, data)
+    where = entry.where
+    data = entry.read(2**17 + 8 * LENGTH)  # with all that such a file may contain besides samples
+    if data.startswith(b"RIFF") and not _is_whole_wav(data):
+        raise ValueError(f"{where} is damaged: it is truncated")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             _check_sound(where, sound)
             announced: int = sound.frames
-            samples = sound.read(announced, dtype="int16")
+            samples: Int16[np.ndarray, " T"] = sound.read(announced, dtype="int16")
     except soundfile.LibsndfileError as error:
         raise ValueError(f"{where} is damaged: {error.error_string}") from None
     if len(samples) != announced:
         found = f"its header announces {announced} samples, and it has {len(samples)}"
         raise ValueError(f"{where} is damaged: {found}")
-    return cast("Int16[np.ndarray, ' T']", samples)
+    return samples
 
 
-def _check_wav(where: str, data: bytes) -> None:
-    """Refuse a truncated WAV file, which libsndfile reads as a shorter one."""
+def _is_whole_wav(data: bytes) -> bool:
+    """Return whether a WAV file has all its samples: libsndfile accepts a truncated one."""
     place = 12
     while place + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, place)
         if place + 8 + size > len(data):
-            break
+            return False
         if name == b"data":
-            return
+            return True
         place += 8 + size + size % 2
-    raise ValueError(f"{where} is damaged: it is truncated")
+    return False
 
 
 def _check_sound(where: str, sound: Any) -> None:
@@ -276,47 +260,28 @@ class SpeechCommands(ClassificationTask, SetTask):
     causal: ClassVar[bool] = False
     drawable: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("samples", "label")
-
-    @property
-    def d_input(self) -> int:
-        """The sample."""
-        return 1
-
-    @property
-    def d_output(self) -> int:
-        """The ten words."""
-        return len(WORDS)
-
-    @property
-    def input_length(self) -> int:
-        """The samples of one second."""
-        return LENGTH
+    required: ClassVar[tuple[str, ...]] = ("rate", "words")
+    d_input: ClassVar[int] = 1  # the sample
+    d_output: ClassVar[int] = len(WORDS)
+    input_length: ClassVar[int] = LENGTH
 
     def spec(self) -> ImportedSet:
         """The data set of clips."""
         return speech_set()
 
-    def _required(self) -> dict[str, Any]:
-        return dict(self.spec().parameters)
-
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         waves = np.zeros((len(samples), LENGTH, 1), dtype=np.float32)  # [B, L, 1]
         for wave, sample in zip(waves, samples, strict=True):
             wave[: len(sample["samples"]), 0] = sample["samples"]
-        labels = torch.tensor([int(sample["label"]) for sample in samples])
-        return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels)
+        return Batch(torch.from_numpy(waves / np.float32(UNIT)), labels_of(samples))
 
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Draw four clips."""
         batch = self.sample(4, split=split, step=step)
         figure = new_figure(11, 5)
         seconds = np.arange(LENGTH) / RATE
-        for axes, wave, label in zip(
-            figure.subplots(2, 2, sharex=True).flat,
-            batch.inputs[..., 0],
-            batch.targets,
-            strict=True,
-        ):
+        panels = figure.subplots(2, 2, sharex=True).flat
+        for axes, wave, label in zip(panels, batch.inputs[..., 0], batch.targets, strict=True):
             axes.plot(seconds, wave.numpy(), linewidth=0.5)
             axes.set_title(f"target: {WORDS[int(label)]!r}")
             axes.set(xlabel="seconds", xlim=(0, LENGTH / RATE))

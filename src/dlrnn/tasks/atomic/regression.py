@@ -1,7 +1,8 @@
 """Tasks whose inputs and targets are real numbers, generated on the training device."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from dlrnn.common.figures import new_figure
 from dlrnn.tasks.atomic import pictures
-from dlrnn.tasks.base import Batch, Request, Task, r2
+from dlrnn.tasks.base import Batch, Number, Request, Task, element_count, r2
 from dlrnn.tasks.random import Random
 
 if TYPE_CHECKING:
@@ -34,15 +35,10 @@ class RegressionTask(Task):
     metric: ClassVar[str] = "R2"
     metric_names: ClassVar[tuple[str, ...]] = ("R2",)
     causal: ClassVar[bool] = True
-    shortest: ClassVar[int] = 1
+    limits: ClassVar[Mapping[str, tuple[Number, Number]]] = {"length": (1, math.inf)}
+    on_device: ClassVar[bool] = True
     heights: ClassVar[tuple[int, int]] = (1, 1)
     """The ratio of the heights of input and target in a picture."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < self.shortest:
-            least = f"the length must be at least {self.shortest}, not {self.length}"
-            raise ValueError(f"{self.name}: {least}")
 
     @property
     def features(self) -> int:
@@ -66,11 +62,6 @@ class RegressionTask(Task):
 
     # ---------------------------------------------------------------------------------- batches
 
-    @property
-    def on_device(self) -> bool:
-        """Batches are made on the training device."""
-        return True
-
     def _sample(self, request: Request) -> Batch:
         batch_size, split, step, device, first, _ = request
         random = Random(self.seed, split, step, first=first, count=batch_size, device=device)
@@ -90,7 +81,8 @@ class RegressionTask(Task):
         if device in self.constants:
             return self.constants[device]
         constant = draw(Random(self.seed, "constants", 0, first=0, count=1, device=device))
-        if not torch.compiler.is_compiling() and not _is_capturing(device):
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not (torch.compiler.is_compiling() or capturing):
             self.constants[device] = constant
         return constant
 
@@ -118,8 +110,7 @@ class RegressionTask(Task):
 
     def totals(self, batch: Batch) -> Tensor:
         """The number of values to predict."""
-        size = batch.targets.numel()
-        return torch.full((1,), size, dtype=torch.float64, device=batch.targets.device)
+        return element_count(batch.targets)
 
     def metrics(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """R2 of one batch."""
@@ -141,10 +132,6 @@ class RegressionTask(Task):
         """Draw inputs [T, features] and targets [T_out, d_output]."""
         pictures.sequence(above, inputs)
         pictures.sequence(below, targets, self.input_length - self.output_length)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def positions(length: int, device: torch.device | str) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dlrnn.tasks.atomic import pictures
-from dlrnn.tasks.atomic.mips import largest_product
-from dlrnn.tasks.atomic.orthogonal import orthonormal
+from dlrnn.tasks.atomic.operations import largest_product, orthonormal
 from dlrnn.tasks.atomic.regression import RegressionTask
 from dlrnn.tasks.random import Random
 
@@ -31,10 +30,6 @@ def _signal(random: Random, length: int) -> Tensor:
     """Return x [B, length], whose largest absolute value is 1."""
     x = random.normal(length)
     return x / x.abs().amax(dim=1, keepdim=True)
-
-
-def _column(x: Tensor) -> Tensor:
-    return x[..., None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Shift(RegressionTask):
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x, unit = _signal(random, self.length), self.length // self.copies
         shifted = [F.pad(x, (j * unit, 0))[:, : self.length] for j in range(self.copies)]
-        return _column(x), torch.stack(shifted, dim=-1)
+        return x[..., None], torch.stack(shifted, dim=-1)
 
     def _draw(self, above: "Axes", below: "Axes", inputs: Tensor, targets: Tensor) -> None:
         pictures.sequence(above, inputs)
@@ -90,7 +85,7 @@ class CumSum(RegressionTask):
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
         count = torch.arange(1, self.length + 1, device=x.device, dtype=torch.float32)
-        return _column(x), _column(x.cumsum(1) / count.sqrt())
+        return x[..., None], (x.cumsum(1) / count.sqrt())[..., None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ class CumMax(RegressionTask):
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
-        return _column(x), _column(x.cummax(1).values)
+        return x[..., None], x.cummax(1).values[..., None]
 
     def _draw(self, above: "Axes", below: "Axes", inputs: Tensor, targets: Tensor) -> None:
         new = inputs == targets
@@ -132,7 +127,7 @@ class _ReadThenWrite(RegressionTask):
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length)
-        return _column(F.pad(x, (0, self.length))), _column(self._answer(x))
+        return F.pad(x, (0, self.length))[..., None], self._answer(x)[..., None]
 
     @abstractmethod
     def _answer(self, x: Tensor) -> Tensor:
@@ -213,16 +208,8 @@ class Select(RegressionTask):
 
     name: ClassVar[str] = "select"
     probes: ClassVar[str] = "shifts that depend on the input"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.marked < 1:
-            raise ValueError(f"{self.name}: marked must be at least 1, not {self.marked}")
-
-    @property
-    def features(self) -> int:
-        """The number and its mark."""
-        return 2
+    limits: ClassVar = {"length": (1, math.inf), "marked": (1, math.inf)}
+    features: ClassVar[int] = 2  # the number and its mark
 
     @property
     def input_length(self) -> int:
@@ -239,7 +226,7 @@ class Select(RegressionTask):
         places = self._places(random).expand(len(x), -1)  # [B, M]
         marks = torch.zeros_like(x).scatter_(1, places, 1.0)
         both = F.pad(torch.stack((x, marks), dim=-1), (0, 0, 0, self.marked))
-        return both, _column(x.gather(1, places))
+        return both, x.gather(1, places)[..., None]
 
     def _places(self, random: Random) -> Tensor:
         """Return M distinct positions in order: those of the smallest of random numbers."""
@@ -287,11 +274,7 @@ class MIPS(RegressionTask):
     name: ClassVar[str] = "mips"
     probes: ClassVar[str] = "attention: look up by content"
     heights: ClassVar[tuple[int, int]] = (3, 1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width < 1:
-            raise ValueError(f"mips: width must be at least 1, not {self.width}")
+    limits: ClassVar = {"length": (1, math.inf), "width": (1, math.inf)}
 
     @property
     def features(self) -> int:
@@ -335,7 +318,7 @@ class ContextShift(RegressionTask):
 
     name: ClassVar[str] = "context-shift"
     probes: ClassVar[str] = "a kernel that depends on the input"
-    shortest: ClassVar[int] = 3
+    limits: ClassVar = {"length": (3, math.inf)}
 
     def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
         x = _signal(random, self.length - 2)
@@ -344,7 +327,7 @@ class ContextShift(RegressionTask):
         x = torch.cat((angle.cos(), angle.sin(), x), dim=1)
         source = torch.arange(self.length, device=x.device) - shift
         shifted = x.gather(1, source.clamp(min=0)).masked_fill(source < 0, 0)
-        return _column(x), _column(shifted)
+        return x[..., None], shifted[..., None]
 
     def _draw(self, above: "Axes", below: "Axes", inputs: Tensor, targets: Tensor) -> None:
         angle = math.atan2(float(inputs[1]), float(inputs[0]))
@@ -367,7 +350,7 @@ class Solve(RegressionTask):
 
     name: ClassVar[str] = "solve"
     probes: ClassVar[str] = "an algorithm in context"
-    shortest: ClassVar[int] = 3
+    limits: ClassVar = {"length": (3, math.inf)}
 
     @property
     def size(self) -> int:
@@ -385,7 +368,7 @@ class Solve(RegressionTask):
         A = self._matrix(random).expand(len(X), -1, -1)
         B = (A * X[:, None]).sum(2, keepdim=True)  # a matrix product would be a separate kernel
         rows = torch.cat((A, B), dim=2).flatten(1)  # [B, N^2 + N]
-        return _column(F.pad(rows, (0, self.length - rows.shape[1]))), _column(X)
+        return F.pad(rows, (0, self.length - rows.shape[1]))[..., None], X[..., None]
 
     def _matrix(self, random: Random) -> Tensor:
         return orthonormal(random.normal(self.size, self.size))

@@ -5,16 +5,17 @@ A tree is a function of (seed, split, index): that of the first attempt with a v
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from jaxtyping import UInt8, UInt16
 
+from dlrnn.tasks.base import check_number
 from dlrnn.tasks.listops import trees
-from dlrnn.tasks.listops.text import DIGIT, NO_LABEL, VOCABULARY
-from dlrnn.tasks.random import SPLITS
+from dlrnn.tasks.listops.text import DIGIT, VOCABULARY
+from dlrnn.tasks.storage.specs import GeneratedSet, Sample, list_of, schema_of
 
 MAX_ATTEMPTS = 2**24
 """Attempts at a tree with a valid length, after which the settings are refused."""
@@ -32,35 +33,33 @@ class Expression(NamedTuple):
     attempt: int
 
     @property
-    def labels(self) -> UInt8[np.ndarray, " L"]:
-        """The value of the sub-tree at each closing bracket, NO_LABEL elsewhere."""
-        labels = np.full(len(self.tokens), NO_LABEL, dtype=np.uint8)
-        labels[self.positions] = self.values
-        return labels
-
-    @property
     def value(self) -> int:
         """The value of the whole expression."""
         return int(self.values[-1]) if len(self.values) else int(self.tokens[0]) - DIGIT
 
 
-SCHEMA = pa.schema(
-    [
-        pa.field("tokens", pa.binary(), False, {"dtype": "uint8"}),
-        pa.field("values", pa.list_(pa.field("element", pa.uint8(), False)), False),
-        pa.field("heights", pa.list_(pa.field("element", pa.uint8(), False)), False),
-        pa.field("operators", pa.list_(pa.field("element", pa.uint8(), False)), False),
-        pa.field("positions", pa.list_(pa.field("element", pa.uint16(), False)), False),
-        pa.field("label", pa.uint8(), False),  # the value of the expression
-        pa.field("template", pa.binary(16), False),
-        pa.field("attempt", pa.uint32(), False),
-    ],
-    {"vocabulary": " ".join(VOCABULARY[1:])},  # tokens 1, 2, ...; 0 is padding
-)
+SCHEMA = schema_of(
+    tokens=pa.binary(),
+    values=list_of(pa.uint8()),
+    heights=list_of(pa.uint8()),
+    operators=list_of(pa.uint8()),
+    positions=list_of(pa.uint16()),
+    label=pa.uint8(),  # the value of the expression
+    template=pa.binary(16),
+    attempt=pa.uint32(),
+).with_metadata({"vocabulary": " ".join(VOCABULARY[1:])})  # tokens 1, 2, ...; 0 is padding
+_LIMITS = {
+    "max_depth": (1, 255),
+    "max_args": (2, 255),
+    "min_length": (0, 65_534),
+    "max_length": (2, 65_536),
+    "seed": (-(2**63), 2**64 - 1),
+    "shard_rows": (1, 10**6),
+}
 
 
-@dataclass(frozen=True)
-class ListOpsGenerator:
+@dataclass(frozen=True, kw_only=True)
+class ListOpsGenerator(GeneratedSet):
     """A data set of trees with `min_length < length < max_length`, by default ListOps-SubTrees.
 
     A node less deep than `max_depth` (the root's depth is 1) is an operator with probability 1/4,
@@ -72,13 +71,13 @@ class ListOpsGenerator:
     max_args: int = 9
     min_length: int = 7000
     max_length: int = 8180
-    seed: int = 0
     counts: Mapping[str, int] = field(
         default_factory=lambda: {"train": 96_000, "validation": 2_000, "test": 2_000}
     )
     shard_rows: int = 1000
 
     group_rows: ClassVar[int] = 20
+    schema: ClassVar[pa.Schema] = SCHEMA
     unique: ClassVar[str] = "template"
     writer: ClassVar = {
         "use_dictionary": [f"{name}.list.element" for name in ("values", "heights", "operators")],
@@ -86,20 +85,8 @@ class ListOpsGenerator:
     }
 
     def __post_init__(self) -> None:
-        for setting, least, most in (
-            ("max_depth", 1, 255),
-            ("max_args", 2, 255),
-            ("min_length", 0, 65_534),
-            ("max_length", 2, 65_536),
-            ("seed", -(2**63), 2**64 - 1),
-            ("shard_rows", 1, 10**6),
-        ):
-            value = getattr(self, setting)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{self.name}: {setting} must be a whole number, not {value!r}")
-            if not least <= value <= most:
-                limits = f"must be from {least} to {most}, not {value}"
-                raise ValueError(f"{self.name}: {setting} {limits}")
+        for setting, limits in _LIMITS.items():
+            check_number(f"{self.name}: {setting}", getattr(self, setting), *limits)
         if self.max_length - self.min_length < 2:
             between = f"no length lies between {self.min_length} and {self.max_length}"
             raise ValueError(f"{self.name}: {between}; max_length must be at least 2 more")
@@ -108,7 +95,7 @@ class ListOpsGenerator:
     def parameters(self) -> dict[str, Any]:
         """The settings that determine the trees, besides the seed."""
         names = ("max_depth", "max_args", "min_length", "max_length")
-        return {key: value for key, value in asdict(self).items() if key in names}
+        return {name: getattr(self, name) for name in names}
 
     @property
     def bytes_per_sample(self) -> int:
@@ -117,12 +104,9 @@ class ListOpsGenerator:
 
     def draw(self, split: str, index: int, attempt: int = 0) -> Expression:
         """Return tree `index` of a split: that of the first valid attempt from `attempt` on."""
-        if split not in SPLITS[:3]:
-            raise ValueError(f"split must be train, validation or test, not {split!r}")
-        seed, number = np.uint64(self.seed % 2**64), np.uint64(SPLITS.index(split))
         limits = self.max_depth, self.max_args, self.min_length, self.max_length
         attempts = attempt, attempt + MAX_ATTEMPTS
-        drawn = trees.draw(seed, number, np.uint64(index), attempts, limits)
+        drawn = trees.draw(*self.stream(split, index), attempts, limits)
         found, tokens, nodes, positions, low, high = drawn
         if found < 0:
             lengths = f"{self.min_length} < length < {self.max_length}"
@@ -131,20 +115,10 @@ class ListOpsGenerator:
         template = int(low).to_bytes(8, "little") + int(high).to_bytes(8, "little")
         return Expression(tokens, nodes[0], nodes[1], nodes[2], positions, template, found)
 
-    def table(self, split: str, rows: range, attempts: Mapping[int, int]) -> pa.Table:
-        """Return trees of a split; `attempts` has the first attempt of some, 0 for the others."""
-        drawn = [self.draw(split, index, attempts.get(index, 0)) for index in rows]
-        columns = [
-            pa.array([tree.tokens.tobytes() for tree in drawn], pa.binary()),
-            _lists([tree.values for tree in drawn], pa.uint8()),
-            _lists([tree.heights for tree in drawn], pa.uint8()),
-            _lists([tree.operators for tree in drawn], pa.uint8()),
-            _lists([tree.positions for tree in drawn], pa.uint16()),
-            pa.array([tree.value for tree in drawn], pa.uint8()),
-            pa.array([tree.template for tree in drawn], pa.binary(16)),
-            pa.array([tree.attempt for tree in drawn], pa.uint32()),
-        ]
-        return pa.Table.from_arrays(columns, schema=SCHEMA)
+    def sample(self, split: str, index: int, attempt: int = 0) -> Sample:
+        """Return the columns of a tree."""
+        tree = self.draw(split, index, attempt)
+        return {**tree._asdict(), "label": tree.value}
 
 
 def subtrees(**settings: Any) -> ListOpsGenerator:
@@ -156,10 +130,3 @@ def lra(**settings: Any) -> ListOpsGenerator:
     """ListOps of the Long Range Arena: 500 < length < 2000, depth up to 10, up to 10 children."""
     limits = {"max_depth": 10, "max_args": 10, "min_length": 500, "max_length": 2000}
     return ListOpsGenerator(**{"name": "listops", **limits, **settings})
-
-
-def _lists(rows: list[np.ndarray], kind: pa.DataType) -> pa.Array:
-    offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
-    values = pa.array(np.concatenate(rows), kind)
-    of = pa.list_(pa.field("element", kind, False))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=of)

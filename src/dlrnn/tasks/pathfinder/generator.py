@@ -9,19 +9,69 @@ paths overlap, the brighter one decides. Much of a mask is faint halo: 58% of th
 at resolution 128, and 27% at 512, have ink of at most 12 of 255.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from jaxtyping import Float64, Int64, UInt8
 
+from dlrnn.tasks.base import Number, check_number
 from dlrnn.tasks.pathfinder import paths, pixels
-from dlrnn.tasks.pathfinder.sizes import LRA, SMALL, Number, check, sizes
-from dlrnn.tasks.random import SPLITS
+from dlrnn.tasks.storage.specs import GeneratedSet, Sample, schema_of
 
 _ATTEMPTS = 2**18  # at main paths that have room, after which the settings are refused
+
+_RESOLUTIONS = (32, 128, 256, 512)
+_SCALED = ("seed_distance", "marker_radius", "paddle_thickness", "paddle_length")
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "margins": ((1,), (2, 3), (4,), (7,)),
+    "seed_distance": (7, 22, 27, 40),
+    "marker_radius": (1.5, 2.1, 4.2, 9),
+    "contour_length": (14, 14, 16, 12),
+    "paddle_thickness": (0.5, 1.5, 2, 6),
+    "paddle_length": (2, 5, 8, 22),
+    "antialias_scale": (2, 2, 2, 3),
+    "continuity": (1.0, 1.8, 2.2, 2.5),
+    "distractors": (5, 16, 16, 18),
+    "distractor_length": (4, 4, 5, 4),
+    "contrast": (1.5, 0.9, 1.0, 1.0),
+}
+"""Each setting at each of these resolutions."""
+_LIMITS: dict[str, tuple[Any, Number, Number]] = {
+    "resolution": (int, 32, 4096),
+    "contour_length": (int, 2, 1000),
+    "antialias_scale": (int, 1, 8),
+    "distractors": (int, 0, 1000),
+    "distractor_length": (int, 1, 1000),
+    "seed": (int, -(2**63), 2**64 - 1),
+    "shard_rows": (int, 1, 10**6),
+    "seed_distance": (Number, 1, 1024),
+    "marker_radius": (Number, 0.5, 1024),
+    "paddle_thickness": (Number, 0.1, 1024),
+    "paddle_length": (Number, 0, 1024),
+    "continuity": (Number, 1, 100),  # with less, paths would turn by more than 90 degrees
+    "contrast": (Number, 0.05, 10),
+    "padding": (Number, 0, 1024),
+}
+"""The type and the range of each setting."""
+
+
+def sizes(resolution: int) -> dict[str, Any]:
+    """Return the settings of a resolution; a shard has at most 1000 samples and 2^25 pixels.
+
+    A resolution that is not in the table takes the settings of the nearest one (by ratio; of two
+    equally near ones the larger), with lengths in pixels scaled and rounded to hundredths.
+    """
+    check_number("resolution", resolution, *_LIMITS["resolution"][1:])
+    near = min(_RESOLUTIONS, key=lambda size: (max(size / resolution, resolution / size), -size))
+    settings = {name: row[_RESOLUTIONS.index(near)] for name, row in _SETTINGS.items()}
+    if near != resolution:
+        margins = tuple(round(value * resolution / near, 2) for value in settings["margins"])
+        lengths = {name: round(settings[name] * resolution / near, 2) for name in _SCALED}
+        settings |= {"margins": margins, **lengths}
+    shard_rows = min(1000, max(1, 2**25 // resolution**2))
+    return {**settings, "resolution": resolution, "shard_rows": shard_rows}
 
 
 class Scene(NamedTuple):
@@ -61,7 +111,7 @@ class Image(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathfinderGenerator:
+class PathfinderGenerator(GeneratedSet):
     """A data set of images; see `segmentation`, `lra` and `path_x`. Lengths are in pixels.
 
     - `margins`: each image has one of them with equal probability; it is half the gap between
@@ -78,7 +128,6 @@ class PathfinderGenerator:
     of 18 at 512.
     """
 
-    name: str
     resolution: int
     margins: tuple[Number, ...]
     seed_distance: Number
@@ -94,18 +143,38 @@ class PathfinderGenerator:
     contrast: Number
     padding: Number = 1
     masks: bool = True  # whether the table has a column of masks
-    seed: int = 0
-    counts: Mapping[str, int]
-    shard_rows: int
 
-    unique: ClassVar[str | None] = None
     writer: ClassVar = {"use_dictionary": False, "write_statistics": False}
 
     def __post_init__(self) -> None:
         try:
-            check(self.__dict__)
+            self._check()
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
+
+    def _check(self) -> None:
+        """Refuse settings out of range, and dashes or discs that are invisible or never fit."""
+        for setting, (kind, least, most) in _LIMITS.items():
+            check_number(setting, getattr(self, setting), least, most, kind)
+        length, margins = self.paddle_length, cast("Any", self.margins)
+        numbers = isinstance(margins, tuple) and all(isinstance(each, Number) for each in margins)
+        if not margins or not numbers or not 0 <= min(margins) <= max(margins) <= 1024:
+            raise ValueError(f"margins must be a tuple of numbers from 0 to 1024, not {margins!r}")
+        here, margin = f"resolution {self.resolution} is too small for", min(margins)
+        if length < 2 or margin < 1:
+            seen = f"{length} pixels with gaps of {2 * margin}; at least 2 and 2 are needed"
+            raise ValueError(f"{here} its dashes: {seen}")
+        if self.resolution <= 4 * self.seed_distance:
+            needed = f"more than 4 * {self.seed_distance} pixels are needed"
+            raise ValueError(f"{here} its seed_distance: {needed}")
+        thickness, scale = self.paddle_thickness, self.antialias_scale
+        if thickness * scale < 1:
+            needed = f"must be at least 1 / {scale}, 1 / antialias_scale, not {thickness}"
+            raise ValueError(f"paddle_thickness {needed}")
+        room = length + 2 * margin - thickness / 2
+        if self.marker_radius > room:
+            limit = f"at most {room:g} with these dashes, not {self.marker_radius}"
+            raise ValueError(f"marker_radius must be {limit}")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -130,30 +199,19 @@ class PathfinderGenerator:
     def schema(self) -> pa.Schema:
         """The columns; images and masks have their pixels row by row from the top."""
         shape = {"dtype": "uint8", "shape": f"{self.resolution} {self.resolution}"}
-        masks = [pa.field("mask", pa.binary(), False, shape)] if self.masks else []
-        return pa.schema(
-            [
-                pa.field("image", pa.binary(), False, shape),
-                *masks,
-                pa.field("label", pa.uint8(), False),  # 1: connected
-                pa.field("margin", pa.float32(), False),
-                pa.field("distractors", pa.uint16(), False),
-                pa.field("attempt", pa.uint32(), False),
-            ]
+        names = ("image", "mask") if self.masks else ("image",)
+        others = schema_of(
+            label=pa.uint8(),  # 1: connected
+            margin=pa.float32(),
+            distractors=pa.uint16(),
+            attempt=pa.uint32(),
         )
+        return pa.schema([*(pa.field(name, pa.binary(), False, shape) for name in names), *others])
 
     def scene(self, split: str, index: int, attempt: int = 0) -> Scene:
         """Return dashes and discs of an image: of the first successful attempt from `attempt`."""
-        if split not in SPLITS[:3]:
-            raise ValueError(f"split must be train, validation or test, not {split!r}")
-        seed, number = np.uint64(self.seed % 2**64), np.uint64(SPLITS.index(split))
-        drawn = paths.draw(
-            seed,
-            number,
-            np.uint64(index),
-            (attempt, attempt + _ATTEMPTS),
-            (self._rules(), np.array(self.margins, dtype=np.float64)),
-        )
+        settings = self._rules(), np.array(self.margins, dtype=np.float64)
+        drawn = paths.draw(*self.stream(split, index), (attempt, attempt + _ATTEMPTS), settings)
         found, margin, connected, first, shapes, owners = drawn
         if found < 0:
             two = f"two paths of {self.contour_length} dashes of {self.paddle_length} pixels"
@@ -198,22 +256,13 @@ class PathfinderGenerator:
         """Return image `index` of a split, of the first successful attempt from `attempt` on."""
         return self.paint(self.scene(split, index, attempt))
 
-    def table(self, split: str, rows: range, attempts: Mapping[int, int]) -> pa.Table:
-        """Return images of a split; `attempts` has the first attempt of some, 0 for the others."""
-        images = [self.draw(split, index, attempts.get(index, 0)) for index in rows]
-        columns = [pa.array([image.pixels.tobytes() for image in images], pa.binary())]
-        if self.masks:
-            columns.append(pa.array([image.mask.tobytes() for image in images], pa.binary()))
-        columns += [
-            pa.array([image.label for image in images], pa.uint8()),
-            pa.array([image.margin for image in images], pa.float32()),
-            pa.array([image.distractors for image in images], pa.uint16()),
-            pa.array([image.attempt for image in images], pa.uint32()),
-        ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+    def sample(self, split: str, index: int, attempt: int = 0) -> Sample:
+        """Return the columns of an image."""
+        image = self.draw(split, index, attempt)
+        return {**image._asdict(), "image": image.pixels.ravel(), "mask": image.mask.ravel()}
 
 
-def segmentation(resolution: int = SMALL, **settings: Any) -> PathfinderGenerator:
+def segmentation(resolution: int = 128, **settings: Any) -> PathfinderGenerator:
     """Pathfinder-Segmentation with the paper's settings for 128, 256 and 512.
 
     Another resolution has those of the nearest one of these and LRA's 32, scaled.
@@ -229,13 +278,13 @@ def lra(**settings: Any) -> PathfinderGenerator:
     LRA's contrasts, 2 for a path and 0.75 for a dash, are one factor here, because dashes thinner
     than a pixel rarely reach full ink.
     """
-    return _one_label("pathfinder", {**sizes(LRA), **settings})
+    return _one_label("pathfinder", {**sizes(32), **settings})
 
 
 def path_x(**settings: Any) -> PathfinderGenerator:
     """Path-X of the Long Range Arena: 128 x 128, one label, discs on the main paths only."""
     defaults = {"seed_distance": 20, "marker_radius": 3, "distractors": 8}
-    return _one_label("path-x", {**sizes(SMALL), **defaults, **settings})
+    return _one_label("path-x", {**sizes(128), **defaults, **settings})
 
 
 def _one_label(name: str, settings: dict[str, Any]) -> PathfinderGenerator:

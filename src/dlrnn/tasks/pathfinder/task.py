@@ -1,9 +1,9 @@
 """The Pathfinder tasks: a class for every pixel (segmentation), or one for the image (LRA)."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from dlrnn.tasks.base import (
     macro_scores,
 )
 from dlrnn.tasks.pathfinder import generator
-from dlrnn.tasks.storage.sets import SetTask
+from dlrnn.tasks.storage.sets import SetTask, labels_of
+from dlrnn.tasks.storage.specs import Sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,33 +34,19 @@ class _Pathfinder(ClassTask, SetTask):
     """Inputs are pixels, row by row, mapped to [-1, 1]."""
 
     causal: ClassVar[bool] = False
+    d_input: ClassVar[int] = 1  # the pixel
+    required: ClassVar[tuple[str, ...]] = ("resolution",)
 
     @abstractmethod
     def spec(self) -> generator.PathfinderGenerator:
         """The data set with the paper's settings."""
-
-    def _required(self) -> dict[str, Any]:
-        return {"resolution": self.spec().resolution}
-
-    @property
-    def d_input(self) -> int:
-        """The pixel."""
-        return 1
 
     @property
     def input_length(self) -> int:
         """The pixels of an image."""
         return self.spec().resolution ** 2
 
-    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-        spec = self.spec()
-        return [self._columns(spec.draw(split, number)) for number in numbers]
-
-    def _columns(self, image: generator.Image) -> Mapping[str, Any]:
-        columns = {"image": image.pixels.ravel(), "mask": image.mask.ravel(), "label": image.label}
-        return {name: columns[name] for name in self.columns}
-
-    def _pixels(self, samples: Sequence[Mapping[str, Any]]) -> Tensor:
+    def _pixels(self, samples: Sequence[Sample]) -> Tensor:
         pixels = np.stack([sample["image"] for sample in samples])
         return torch.from_numpy(_LEVELS[pixels][..., None])  # [B, R R, 1]
 
@@ -98,17 +85,13 @@ class PathfinderSegmentation(_Pathfinder):
     metric_names: ClassVar[tuple[str, ...]] = ("macro_f1", "macro_accuracy")
     probes: ClassVar[str] = "long-range spatial relations, at every pixel"
     columns: ClassVar[tuple[str, ...]] = ("image", "mask")
+    d_output: ClassVar[int] = 3
 
     def spec(self) -> generator.PathfinderGenerator:
         """100000 images of this resolution."""
         return generator.segmentation(self.resolution, seed=self.seed)
 
-    @property
-    def d_output(self) -> int:
-        """The classes 0, 1 and 2."""
-        return 3
-
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         masks = np.stack([sample["mask"] for sample in samples], dtype=np.int64)
         return Batch(self._pixels(samples), torch.from_numpy(masks))
 
@@ -134,19 +117,14 @@ class Pathfinder(_Pathfinder, ClassificationTask):
     name: ClassVar[str] = "pathfinder"
     probes: ClassVar[str] = "long-range spatial relations"
     columns: ClassVar[tuple[str, ...]] = ("image", "label")
+    d_output: ClassVar[int] = 2  # not connected, connected
 
     def spec(self) -> generator.PathfinderGenerator:
         """LRA's 32 x 32."""
         return generator.lra(seed=self.seed)
 
-    @property
-    def d_output(self) -> int:
-        """Not connected and connected."""
-        return 2
-
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        labels = torch.tensor([int(sample["label"]) for sample in samples])
-        return Batch(self._pixels(samples), labels)
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        return Batch(self._pixels(samples), labels_of(samples))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Read the files in a folder, a tar (.gz, .xz, .bz2), a zip, or one file (.gz, .xz, .bz2).
+"""Read the files of a release: in a folder, a tar (.gz, .xz, .bz2), a zip, or one file (.gz, ...).
 
 They are read in one pass, without unpacking, in constant memory. An archive is untrusted: absolute
 paths, paths with `..`, links, devices, and more bytes than allowed raise ArchiveError.
@@ -17,15 +17,25 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import Any, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 MEMBER_BYTES = 2**32
 TOTAL_BYTES = 2**37  # 128 GiB
+LONGEST_LINE = 2**24  # bytes
+LARGEST_CHUNK = 2**30  # bytes of a column in a row group of Parquet
+FREE_BYTES, LARGEST_EXPANSION = 2**27, 8
+"""Decoded texts of a Parquet file may have so many bytes plus so many times its uncompressed size:
+more means that many rows refer to one long text in a dictionary."""
+_HUB = re.compile(r"(?:.*/)?(train|validation|test)-\d{5}-of-\d{5}[^/]*\.parquet")
 _HEADER_BYTES = 2**20  # of long names and attributes in a tar, which are read at once
+
 
 _OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".gz": gzip.GzipFile,
@@ -33,7 +43,7 @@ _OPENERS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".bz2": bz2.BZ2File,
 }
 _MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2", b"PK\3\4": ".zip"}
-_SHORT = {".tgz": ".tar.gz", ".txz": ".tar.xz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2"}
+_SHORT = {".tgz": ".gz", ".txz": ".xz", ".tbz": ".bz2", ".tbz2": ".bz2"}
 _HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -52,13 +62,24 @@ class ArchiveError(ValueError):
 class Entry:
     """A regular file; `name` is its path inside, with `/`; `size` is None if it is not known."""
 
+    archive: Path
     name: str
     size: int | None
-    _opened: Callable[[], io.BufferedReader]
+    open: Callable[[], io.BufferedReader | io.BytesIO]
+    """Open the file; it must be read before the next entry is requested."""
 
-    def open(self) -> io.BufferedReader:
-        """Open the file; it must be read before the next entry is requested."""
-        return self._opened()
+    @property
+    def where(self) -> str:
+        """The archive and the name, for error messages."""
+        return f"{self.archive}: {self.name}"
+
+    def read(self, most: int) -> bytes:
+        """Return the content, which may have at most `most` bytes."""
+        with self.open() as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"{self.where} has more than {most} bytes")
+        return content
 
 
 def entries(
@@ -73,17 +94,20 @@ def entries(
         raise ArchiveError(f"there is no file or folder {path}")
     bounds = _Bounds(path, member_bytes, total_bytes)
     if path.is_dir():
-        yield from _folder(path, bounds)
+        yield from _folder(path, path, bounds)
     elif not path.is_file():
         raise ArchiveError(f"{path} is neither a file nor a folder")
     elif (suffix := _suffix(path)) == ".zip":
         yield from _zip(path, bounds)
+    elif _is_tar(path, opener := _OPENERS.get(suffix, _open)):
+        yield from _tar(path, opener, bounds)
+    elif opener is _open:
+        yield bounds.plain_file(path.name, path)
     else:
-        opener = _OPENERS.get(suffix, _open_uncompressed)
-        if _is_tar(path, opener):
-            yield from _tar(path, opener, bounds)
-        else:
-            yield from _one_file(path, path.name.removesuffix(suffix), opener, bounds)
+        with _naming_damage(path), opener(path) as file:
+            most = min(member_bytes, total_bytes)
+            name = path.name.removesuffix(suffix)
+            yield Entry(path, name, None, partial(_reader, file, path, name, most))
 
 
 class _Bounds:
@@ -118,44 +142,26 @@ class _Bounds:
         which = f"which is {kind}; only plain files are read"
         return ArchiveError(f"{self.path} holds {name!r}, {which}")
 
+    def plain_file(self, name: str, path: Path) -> Entry:
+        """Return the entry of an uncompressed file, which is seekable."""
+        size = path.stat().st_size
+        self.add(name, size)
+        return Entry(self.path, name, size, partial(_open, path))
+
 
 # ---------------------------------------------------------------------------------- kinds
 
 
-def _folder(path: Path, bounds: _Bounds) -> Iterator[Entry]:
-    def files(folder: Path) -> Iterator[Entry]:
-        for item in sorted(os.scandir(folder), key=lambda item: item.name):
-            name = Path(item.path).relative_to(path).as_posix()
-            if item.is_dir(follow_symlinks=False):
-                yield from files(Path(item.path))
-            elif not item.is_file(follow_symlinks=False):
-                raise bounds.not_plain(name, is_link=item.is_symlink())
-            else:
-                size = item.stat(follow_symlinks=False).st_size
-                bounds.add(name, size)
-                with contextlib.ExitStack() as stack:
-                    yield Entry(name, size, partial(_kept_open, stack, item.path))
-
-    yield from files(path)
-
-
-def _one_file(
-    path: Path, name: str, opener: Callable[[Path], io.BufferedIOBase], bounds: _Bounds
-) -> Iterator[Entry]:
-    """Yield one file: uncompressed, which is seekable, or compressed."""
-    if opener is _open_uncompressed:
-        size = path.stat().st_size
-        bounds.add(name, size)
-        with contextlib.ExitStack() as stack:
-            yield Entry(name, size, partial(_kept_open, stack, str(path)))
-        return
-    with _naming_damage(path), opener(path) as file:
-        most = min(bounds.member_bytes, bounds.total_bytes)
-        yield Entry(name, None, partial(_reader, file, path, name, most))
-
-
-def _kept_open(stack: contextlib.ExitStack, path: str) -> io.BufferedReader:
-    return stack.enter_context(open(path, "rb"))
+def _folder(root: Path, folder: Path, bounds: _Bounds) -> Iterator[Entry]:
+    for item in sorted(os.scandir(folder), key=lambda item: item.name):
+        path = Path(item.path)
+        name = path.relative_to(root).as_posix()
+        if item.is_dir(follow_symlinks=False):
+            yield from _folder(root, path, bounds)
+        elif item.is_file(follow_symlinks=False):
+            yield bounds.plain_file(name, path)
+        else:
+            raise bounds.not_plain(name, is_link=item.is_symlink())
 
 
 class _Member(tarfile.TarInfo):
@@ -188,7 +194,8 @@ def _tar(
                 if not member.isreg() or member.issparse():
                     raise bounds.not_plain(name, is_link=member.issym() or member.islnk())
                 content = cast(io.BufferedReader, tar.extractfile(member))
-                yield Entry(name, member.size, partial(_reader, content, path, name, member.size))
+                reader = partial(_reader, content, path, name, member.size)
+                yield Entry(path, name, member.size, reader)
         while after := file.read(2**20):  # the checksums at the end
             bounds.add("its end", len(after))
 
@@ -214,17 +221,16 @@ def _zip(path: Path, bounds: _Bounds) -> Iterator[Entry]:
                 raise ArchiveError(f"{path} holds {name!r}, which is encrypted")
             with archive.open(member) as content:
                 assert isinstance(content, io.BufferedIOBase)
-                yield Entry(name, size, partial(_reader, content, path, name, size))
+                yield Entry(path, name, size, partial(_reader, content, path, name, size))
 
 
 def _suffix(path: Path) -> str:
     """Return the suffix of the container, from the name or else from the first bytes."""
-    name = path.name.lower()
-    for suffix in (*_OPENERS, ".zip"):
-        if name.endswith(suffix):
-            return suffix
-    if name.endswith(tuple(_SHORT)):
-        return Path(_SHORT[path.suffix.lower()]).suffix
+    suffix = path.suffix.lower()
+    if suffix in (*_OPENERS, ".zip"):
+        return suffix
+    if suffix in _SHORT:
+        return _SHORT[suffix]
     with open(path, "rb") as file:
         head = file.read(6)
     return next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
@@ -232,13 +238,13 @@ def _suffix(path: Path) -> str:
 
 def _is_tar(path: Path, opener: Callable[[Path], io.BufferedIOBase]) -> bool:
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if ".tar" in suffixes or (suffixes and suffixes[-1] in _SHORT):
+    if ".tar" in suffixes or _SHORT.keys() & suffixes[-1:]:
         return True
     with _naming_damage(path), opener(path) as file:
         return file.read(512)[257:262] == b"ustar"
 
 
-def _open_uncompressed(path: Path) -> io.BufferedIOBase:
+def _open(path: Path) -> io.BufferedReader:
     return open(path, "rb")
 
 
@@ -251,16 +257,11 @@ def _naming_damage(path: Path, name: str | None = None) -> Iterator[None]:
     where = f"{path} is damaged" if name is None else f"{path} is damaged in {name!r}"
     try:
         yield
-    except _DAMAGE as error:
-        raise ArchiveError(f"{where}: {_one_line(error)}") from None
-    except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # raised by the disk, not by a decoder
-            raise
-        raise ArchiveError(f"{where}: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the error is of the disk, not of a decoder
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ArchiveError(f"{where}: {reason}") from None
 
 
 class _Reader(io.RawIOBase):
@@ -286,3 +287,94 @@ class _Reader(io.RawIOBase):
 
 def _reader(content: io.BufferedIOBase, path: Path, name: str, most: int) -> io.BufferedReader:
     return io.BufferedReader(_Reader(content, path, name, most), 2**16)
+
+
+# ---------------------------------------------------------------------------------- layouts
+
+
+def split_files(
+    path: Path, pattern: re.Pattern[str], splits: Mapping[str, str]
+) -> Iterator[tuple[str, Entry]]:
+    """Yield the only file of each split; the first group of `pattern` is a key of `splits`."""
+    seen: set[str] = set()
+    for entry in entries(path):
+        if found := pattern.fullmatch(entry.name):
+            split = splits[found[1]]
+            if split in seen:
+                raise ValueError(f"{entry.where} is a second file of {split} samples")
+            seen.add(split)
+            yield split, entry
+
+
+def text_lines(entry: Entry, longest: int = LONGEST_LINE) -> Iterator[str]:
+    """Yield the lines of a file of UTF-8 with their line ends."""
+    with entry.open() as file:
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            where = f"{entry.where} line {number}"
+            if len(line) > longest:
+                raise ValueError(f"{where} is longer than {longest} bytes")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # skip a byte order mark
+            except UnicodeDecodeError:
+                raise ValueError(f"{where} is not UTF-8") from None
+
+
+def hub_split(name: str) -> str | None:
+    """Return the split of a Parquet file named as on the Hugging Face Hub, None otherwise."""
+    found = _HUB.fullmatch(name)
+    return found[1] if found else None
+
+
+def parquet_rows(entry: Entry, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a description and the values of each row of a Parquet file in a folder."""
+    where, number = entry.where, 0
+    with entry.open() as file:
+        if not file.seekable():
+            advice = "unpack it and give the folder"
+            raise ArchiveError(f"{where} is Parquet inside an archive; {advice}")
+        try:
+            parquet = pq.ParquetFile(file, pre_buffer=False)
+            allowed = FREE_BYTES + LARGEST_EXPANSION * _checked_size(where, parquet, columns)
+            # one row at a time: 64 references to a long text in a dictionary become 64 long texts
+            for batch in parquet.iter_batches(1, columns=columns, use_threads=False):
+                allowed -= batch.nbytes
+                if allowed < 0:
+                    much = "has far more text than its size: a long text is repeated"
+                    advice = "write it without a dictionary, or use the original files"
+                    raise ArchiveError(f"{where} {much}; {advice}")
+                for row in batch.to_pylist():
+                    yield f"{where} row {number}", row
+                    number += 1
+        except ArchiveError:
+            raise
+        except UnicodeDecodeError:
+            raise ArchiveError(f"{where} is not UTF-8") from None
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # a date, say
+            reason = " ".join(str(error).split())
+            raise ArchiveError(f"{where} is damaged: {reason[:200]}") from None
+
+
+def _checked_size(where: str, parquet: pq.ParquetFile, columns: list[str]) -> int:
+    """Return the size of a file before compression.
+
+    Missing columns, lists and large columns are refused: a few bytes may decode to many.
+    """
+    known = parquet.schema_arrow.names
+    if lacking := [name for name in columns if name not in known]:
+        raise ArchiveError(f"{where} has no column {lacking[0]!r}; it has {known}")
+    groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
+    for place in range(len(parquet.schema)):
+        leaf = parquet.schema.column(place)
+        name = leaf.path.partition(".")[0]
+        if name not in columns:
+            continue
+        if leaf.max_repetition_level > 0:
+            raise ArchiveError(f"{where} has lists in its column {name!r}")
+        for number, group in enumerate(groups):
+            size = group.column(place).total_uncompressed_size
+            if size > LARGEST_CHUNK:
+                much = f"{size} bytes in its column {name!r}, row group {number}"
+                raise ArchiveError(f"{where} has {much}; at most {LARGEST_CHUNK} were expected")
+    return sum(group.total_byte_size for group in groups)

@@ -6,7 +6,6 @@ dictionary. The sizes in the footer may be forged, so the headers of the pages a
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,52 +19,56 @@ MAX_VALUES = 2**25  # of a column of a row group, list elements included
 _WRITER = "parquet-cpp"  # Arrow reads pages of older writers beyond their stated size
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The valid types, values and lengths of a column."""
 
-    kinds: tuple[str, ...]
-    below: int | None = None
-    """Every value must be less."""
-    least: int = 0
+    kinds: tuple[str, ...] = ()
+    below: int | None = None  # every value must be less
+    least: int = 0  # a sample has `least` to `most` values
     most: int | None = None
-    """A sample has `least` to `most` values."""
-    like: str | None = None
-    """A column whose lists have the same lengths."""
+    like: str | None = None  # a column whose lists have the same lengths
 
 
 def columns_of(task: str, parameters: Mapping[str, Any]) -> dict[str, Column]:
-    """Return the columns of a task's data set with these parameters; {} for an unknown task."""
-    label = Column(("uint8",), below=10)
+    """Return the columns of a task's data set with these parameters; {} for an unknown task.
+
+    A missing or invalid parameter that bounds the size of samples raises ValueError.
+    """
+
+    def size(name: str) -> int:
+        value = parameters.get(name)
+        if type(value) is not int or not 1 <= value < 2**31:
+            must = f"its parameter {name} must be a whole number of at least 1"
+            raise ValueError(f"{must}, not {value!r:.40}")
+        return value
+
+    digit, bit = Column(("uint8",), below=10), Column(("uint8",), below=2)
     if task in ("listops", "listops-subtrees"):
-        most = parameters.get("max_length")
+        most = size("max_length")
         return {
-            "tokens": Column(("bytes",), below=16, least=1, most=most),
+            "tokens": Column(("binary",), below=16, least=1, most=most),
             "values": Column(("list of uint8",), below=10, like="positions"),
             "positions": Column(("list of uint16",), below=most),
-            "label": label,
+            "label": digit,
         }
     if task in ("pathfinder", "path-x", "pathfinder-segmentation"):
-        pixels = int(parameters["resolution"]) ** 2
-        image = Column(("bytes",), least=pixels, most=pixels)
-        mask = Column(("bytes",), below=3, least=pixels, most=pixels)
-        return {"image": image, "mask": mask, "label": Column(("uint8",), below=2)}
+        image = Column(("binary",), least=size("resolution") ** 2, most=size("resolution") ** 2)
+        return {"image": image, "mask": image._replace(below=3), "label": bit}
     if task in ("text", "retrieval"):
-        text, label = Column(("bytes",), most=parameters.get("length")), Column(("uint8",), below=2)
-        return {"tokens": text, "tokens1": text, "tokens2": text, "label": label}
+        text = Column(("binary",), most=size("length"))
+        return {"tokens": text, "tokens1": text, "tokens2": text, "label": bit}
     if task == "speech-commands":
-        return {"samples": Column(("list of int16",), most=16_000), "label": label}
+        return {"samples": Column(("list of int16",), most=16_000), "label": digit}
     if task == "pg19":
-        kinds, size = ("list of uint16", "list of uint32"), int(parameters["length"]) + 1
-        below = parameters.get("vocabulary")
-        return {"tokens": Column(kinds, below=below, least=size, most=size)}
+        kinds, length = ("list of uint16", "list of uint32"), size("length") + 1
+        return {"tokens": Column(kinds, below=size("vocabulary"), least=length, most=length)}
     return {}
 
 
 def check_file(
     file: pq.ParquetFile, rows: int, group_rows: int, columns: Mapping[str, Column]
 ) -> int:
-    """Return the samples of its first row group; raise ArrowInvalid if it is not a valid shard.
+    """Return the samples of a row group; raise ArrowInvalid if the file is not a valid shard.
 
     It must have `rows` samples in groups of `group_rows` (0: the size of the first group), fewer in
     the last group.
@@ -80,26 +83,23 @@ def check_file(
     if size < 1 or sizes != [min(size, rows - first) for first in range(0, rows, size)]:
         raise pa.ArrowInvalid(f"its row groups are not of {size} samples")
     for field in file.schema_arrow:
-        kind = _kind(field.type)
-        valid = columns[field.name].kinds if field.name in columns else None
-        if kind is None or (valid is not None and kind not in valid):
-            expected = " or ".join(valid or ("numbers, text, bytes or lists of numbers",))
+        kind, valid = _kind(field.type), columns.get(field.name, Column()).kinds
+        if kind is None or (valid and kind not in valid):
+            expected = " or ".join(valid) or "numbers, text, bytes or lists of numbers"
             found = f"its column {field.name[:40]!r} is {str(field.type)[:60]}"
             raise pa.ArrowInvalid(f"{found}; {expected} was expected")
-    return int(sizes[0])
+    return int(size)
 
 
 def _kind(kind: pa.DataType) -> str | None:
-    """Return the name of a type, without its width of offsets; None for unexpected types."""
+    """Return the name of a type, without that of a list's elements; None for unexpected types."""
     types = pa.types
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return "bytes"
-    if types.is_list(kind) or types.is_large_list(kind):
+    if types.is_list(kind):
         inside = kind.value_type
         numeric = types.is_integer(inside) or types.is_floating(inside)
         return f"list of {inside}" if numeric else None
-    flat = types.is_primitive(kind) or types.is_string(kind) or types.is_large_string(kind)
-    return str(kind) if flat or types.is_fixed_size_binary(kind) else None
+    is_bytes = types.is_string(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind)
+    return str(kind) if is_bytes or types.is_primitive(kind) else None
 
 
 def read_group(
@@ -124,11 +124,8 @@ def read_group(
                 raise pa.ArrowInvalid(f"row group {group} has more than {MAX_BYTES} bytes")
         table = pa.Table.from_batches(batches)
     for name in table.column_names:
-        _check_column(name, table, columns.get(name, _ANY))
+        _check_column(name, table, columns.get(name, Column()))
     return table
-
-
-_ANY = Column(())
 
 
 def _largest_chunk(
@@ -148,10 +145,8 @@ def _largest_chunk(
             size = page_sizes(data, start, start + column.total_compressed_size)
             width = file.schema.column(place).length  # 0 or less unless values have a fixed size
             if max(size.raw, size.values * max(0, width)) > MAX_BYTES or size.values > MAX_VALUES:
-                many = f"{size.values} values and {size.raw} bytes in its column {name[:40]!r}"
-                raise pa.ArrowInvalid(
-                    f"row group {group} has {many}, more than a data set may have"
-                )
+                much = f"{size.values} values and {size.raw} bytes, more than a data set may have"
+                raise pa.ArrowInvalid(f"row group {group}, column {name[:40]!r}, has {much}")
             largest = max(largest, size.raw)
     return largest
 
@@ -159,21 +154,21 @@ def _largest_chunk(
 def _check_column(name: str, table: pa.Table, column: Column) -> None:
     """Refuse empty cells, and values and lengths that are invalid for the task."""
     for place, chunk in enumerate(table[name].chunks):
-        kind, values, lengths = chunk.type, chunk, None
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        values, lengths = chunk, None
+        if pa.types.is_list(chunk.type):
             values, lengths = chunk.flatten(), pc.list_value_length(chunk)
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        elif pa.types.is_binary(chunk.type):
             lengths = pc.binary_length(chunk)
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        else:
             chunk.validate(full=True)  # UTF-8
         if chunk.null_count or values.null_count:
             raise pa.ArrowInvalid(f"its column {name[:40]!r} has empty cells")
-        if lengths is not None and (column.least or column.most is not None):
+        if lengths is not None and column.most is not None:
             shortest, longest = pc.min_max(lengths).values()
-            most = column.most if column.most is not None else longest.as_py()
-            if shortest.as_py() < column.least or longest.as_py() > most:
+            if shortest.as_py() < column.least or longest.as_py() > column.most:
                 sizes = f"{shortest} to {longest} values a sample in its column {name!r}"
-                raise pa.ArrowInvalid(f"it has {sizes}; {column.least} to {most} were expected")
+                limits = f"{column.least} to {column.most} were expected"
+                raise pa.ArrowInvalid(f"it has {sizes}; {limits}")
         if column.below is not None and (most := _highest(values)) >= column.below:
             above = f"the value {most} in its column {name!r}"
             raise pa.ArrowInvalid(f"it has {above}; all must be below {column.below}")
@@ -187,12 +182,11 @@ def _check_column(name: str, table: pa.Table, column: Column) -> None:
 
 def _highest(values: pa.Array) -> int:
     """Return the largest number, or byte of any cell; -1 if there is none."""
-    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+    if not pa.types.is_binary(values.type):
         most = pc.max(values).as_py()
         return -1 if most is None else int(most)
     _, offsets, content = values.buffers()
-    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
-    ends = np.frombuffer(offsets, kind)[values.offset : values.offset + len(values) + 1]
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
     if content is None or not len(ends):
         return -1
     return int(np.frombuffer(content, np.uint8)[ends[0] : ends[-1]].max(initial=0))

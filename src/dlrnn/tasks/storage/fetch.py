@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlrnn.common.suggestions import suggestion
-from dlrnn.tasks.storage.build import check_free_space, existing_parent
+from dlrnn.tasks.storage.build import check_free_space
 from dlrnn.tasks.storage.shards import sha256
 
 DOWNLOADS = Path("data") / "download"
@@ -73,15 +73,21 @@ def download(name: str) -> Path:
     if home.repository is None:
         raise ValueError(f"{name} is not on the Hugging Face Hub: {_instead(name)}")
     with _failures(name, home.repository):
-        commit, files = _listed(home.repository, home.files)
+        from huggingface_hub import HfApi, hf_hub_download
+
+        about = HfApi().dataset_info(home.repository, files_metadata=True, timeout=_TIMEOUT)
+        every: list[Any] = about.siblings or []
+        files = [file for file in every if fnmatch.fnmatchcase(file.rfilename, home.files)]
     if not files:
         raise ValueError(f"{home.repository} on the Hub holds no data of {name}: {_instead(name)}")
     folder = DOWNLOADS / name
     present = sum(os.path.getsize(path) for path in folder.rglob("*") if path.is_file())
-    check_free_space(existing_parent(folder), sum(file.size for file in files) - present)
+    check_free_space(folder, sum(file.size for file in files) - present)
     for file in files:
         with _failures(name, home.repository):
-            path = _downloaded(home.repository, commit, file.rfilename, folder)
+            where: dict[str, Any] = {"revision": about.sha, "local_dir": folder}
+            found = hf_hub_download(home.repository, file.rfilename, repo_type="dataset", **where)
+        path = Path(found)
         digest = file.lfs.sha256 if file.lfs is not None else None
         if path.stat().st_size != file.size or (digest and sha256(path) != digest):
             path.unlink()
@@ -89,16 +95,12 @@ def download(name: str) -> Path:
                 f"{path} has not the size or SHA-256 that the Hub announces and was removed; "
                 "fetch again"
             )
-    _remove_others(folder, home.files, {file.rfilename for file in files})
-    return folder / PurePosixPath(home.files).parent
-
-
-def _remove_others(folder: Path, pattern: str, current: set[str]) -> None:
-    """Remove files of an older commit, which would be imported with those of the newest."""
-    for path in list(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and fnmatch.fnmatchcase(name, pattern) and name not in current:
+    current = {file.rfilename for file in files}
+    for path in list(folder.rglob("*")):  # those of an older commit would also be imported
+        other = path.relative_to(folder).as_posix()
+        if path.is_file() and fnmatch.fnmatchcase(other, home.files) and other not in current:
             path.unlink()
+    return folder / PurePosixPath(home.files).parent
 
 
 def _instead(name: str) -> str:
@@ -108,22 +110,6 @@ def _instead(name: str) -> str:
     tokenizer = " --tokenizer FILE" if name == "pg19" else ""
     run = f"`dlrnn data import {name} {path}{tokenizer}`"
     return f"download {home.by_hand} to {path}, then {run}"
-
-
-def _listed(repository: str, pattern: str) -> tuple[str, list[Any]]:
-    """Return the newest commit, and its files that match the pattern."""
-    from huggingface_hub import HfApi
-
-    about = HfApi().dataset_info(repository, files_metadata=True, timeout=_TIMEOUT)
-    files = [f for f in about.siblings or () if fnmatch.fnmatchcase(f.rfilename, pattern)]
-    return str(about.sha), files
-
-
-def _downloaded(repository: str, commit: str, file: str, folder: Path) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    path = hf_hub_download(repository, file, repo_type="dataset", revision=commit, local_dir=folder)
-    return Path(path)
 
 
 @contextlib.contextmanager

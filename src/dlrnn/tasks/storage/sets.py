@@ -6,19 +6,21 @@ groups: every group is decoded once per epoch, and the order depends on (seed, e
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 from dlrnn.tasks.base import Batch, Request, Task
 from dlrnn.tasks.random import Random
 from dlrnn.tasks.storage import shards
+from dlrnn.tasks.storage.specs import GeneratedSet, ImportedSet, Sample
 
 WINDOW = 64  # row groups whose samples are shuffled together
 
@@ -30,22 +32,15 @@ class SetTask(Task):
     folder: str | os.PathLike[str] | None = None
 
     columns: ClassVar[tuple[str, ...]]  # those that the task reads
+    required: ClassVar[tuple[str, ...]] = ()  # parameters that a data set must share with `spec`
 
     @abstractmethod
-    def spec(self) -> shards.Spec:
+    def spec(self) -> GeneratedSet | ImportedSet:
         """The data set with the paper's settings."""
 
-    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-        """Generate samples of a split, each a mapping from column names to values."""
-        raise ValueError(shards.not_generated(self.name))
-
     @abstractmethod
-    def _batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
         """Collate samples."""
-
-    def _required(self) -> dict[str, Any]:
-        """Return the parameters that a data set on disk must have for this task."""
-        return {}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +58,7 @@ class SetTask(Task):
         """Return the SHA-256 of the data set's manifest; None without a data set."""
         if self.folder is None:
             return None
-        folder = Path(self.folder).resolve()
-        return str(_manifest(folder, _stamp(folder))["sha256"])
+        return str(shards.load_manifest(self.folder)["sha256"])
 
     def _sample(self, request: Request) -> Batch:
         """Epochs of the training split on disk are shuffled, the other splits are in file order."""
@@ -81,7 +75,16 @@ class SetTask(Task):
             batch = Batch(*(None if part is None else part.pin_memory() for part in batch))  # type: ignore[arg-type]
         return batch.to(device)
 
-    def _read(self, split: str, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+    def _drawn(self, split: str, numbers: Sequence[int]) -> list[Sample]:
+        spec = self.spec()
+        if isinstance(spec, ImportedSet):
+            raise ValueError(
+                f"{self.name} is real data and cannot be generated: import it once with "
+                f"`dlrnn data import {self.name} PATH` and pass its folder to the task"
+            )
+        return [spec.sample(split, number) for number in numbers]
+
+    def _read(self, split: str, numbers: Sequence[int]) -> list[Sample]:
         stored = self._split(split)
         indices = [number % len(stored) for number in numbers]
         if split == "train":
@@ -90,11 +93,7 @@ class SetTask(Task):
                 int(shuffled(self.seed, number // len(stored), *sizes)[index])
                 for number, index in zip(numbers, indices, strict=True)
             ]
-        columns = stored.batch(indices)
-        return [
-            {name: values[place] for name, values in columns.items()}
-            for place in range(len(indices))
-        ]
+        return list(stored.batch(indices))
 
     def _split(self, split: str) -> shards.Split:
         assert self.folder is not None
@@ -103,40 +102,35 @@ class SetTask(Task):
             make = f"create it with `dlrnn data {how} {self.name}`"
             other = "set task.settings.folder (for an existing run: in config.json)"
             raise ValueError(f"there is no folder {folder}: {make}, or {other}")
-        stamp = _stamp(folder)
-        manifest = _manifest(folder, stamp)
-        if manifest["task"] != self.name:
-            found = f"{manifest['task']!r:.60}, not of {self.name!r}"
-            raise ValueError(f"{self.folder} is a data set of {found}")
-        for key, value in self._required().items():
-            if (found := manifest["parameters"].get(key)) != value:
-                raise ValueError(f"{self.folder} has {key} {found!r:.60}, not {value!r}")
-        stored = _opened(folder, stamp, split, self.columns)
-        if not len(stored):
-            raise ValueError(f"{self.folder} has no {split} samples; {how} a larger data set")
-        return stored
-
-
-def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a value that changes when the manifest is rewritten; None without a manifest."""
-    try:
-        status = (folder / shards.MANIFEST).stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+        try:
+            status = (folder / shards.MANIFEST).stat()
+            stamp = status.st_mtime_ns, status.st_size
+        except OSError:
+            stamp = None
+        return _opened(self, folder, stamp, split)
 
 
 @lru_cache(maxsize=8)
-def _manifest(folder: Path, stamp: tuple[int, int] | None) -> dict[str, Any]:
-    return shards.load_manifest(folder)
+def _opened(task: SetTask, folder: Path, stamp: tuple[int, int] | None, split: str) -> shards.Split:
+    """Return a reader, which is shared, with its cache, as long as the manifest has one stamp."""
+    manifest = shards.load_manifest(folder)
+    if manifest["task"] != task.name:
+        found = f"{manifest['task']!r:.60}, not of {task.name!r}"
+        raise ValueError(f"{task.folder} is a data set of {found}")
+    expected = task.spec().parameters
+    for key in task.required:
+        if (found := manifest["parameters"].get(key)) != expected[key]:
+            raise ValueError(f"{task.folder} has {key} {found!r:.60}, not {expected[key]!r}")
+    stored = shards.Split(folder, split, columns=task.columns)
+    if not len(stored):
+        how = "build" if task.drawable else "import"
+        raise ValueError(f"{task.folder} has no {split} samples; {how} a larger data set")
+    return stored
 
 
-@lru_cache(maxsize=8)
-def _opened(
-    folder: Path, stamp: tuple[int, int] | None, split: str, columns: tuple[str, ...]
-) -> shards.Split:
-    """Return a reader, which is shared, with its cache, as long as the manifest is the same."""
-    return shards.Split(folder, split, columns=columns)
+def labels_of(samples: Sequence[Sample]) -> Int64[Tensor, " B"]:
+    """Return the column `label`."""
+    return torch.tensor([int(sample["label"]) for sample in samples])
 
 
 @lru_cache(maxsize=4)

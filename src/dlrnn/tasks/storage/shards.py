@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -39,56 +39,11 @@ from dlrnn.tasks.storage.columns import Column, check_file, columns_of, read_gro
 
 FORMAT = 1
 CACHE_BYTES = 2**28  # decoded row groups that a reader keeps
-OPEN_FILES = 64  # a large set has more files than a process may open
 MAX_FILE_BYTES = 2**35
 MAX_SHARD_ROWS, MAX_SAMPLES = 2**20, 2**24  # of a shard; of a split, which is shuffled at once
 MANIFEST, PROGRESS = "manifest.json", "progress.jsonl"
 TOKENIZER = "tokenizer.json"
 SHARD_NAME = re.compile(rf"({'|'.join(SPLITS[:3])})-(\d{{5,}})\.parquet", re.ASCII)
-
-
-@runtime_checkable
-class Spec(Protocol):
-    """The content of a data set. Worker processes get a pickled copy of it."""
-
-    @property
-    def name(self) -> str:
-        """The name of the task."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of everything random."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The other settings that determine the samples, as JSON values."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """The number of samples of each split."""
-
-    @property
-    def shard_rows(self) -> int:
-        """Samples of a shard."""
-
-    @property
-    def group_rows(self) -> int:
-        """Samples of a row group, which is read at once."""
-
-    @property
-    def writer(self) -> Mapping[str, Any]:
-        """Options of `pyarrow.parquet.write_table` that encode the columns."""
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """An upper estimate of the size on disk."""
-
-    @property
-    def unique(self) -> str | None:
-        """A column without duplicates, or None; if given, a column `attempt` must exist."""
-
-    def table(self, split: str, rows: range, attempts: Mapping[int, int]) -> pa.Table:
-        """Return samples of a split, from their given attempts or from attempt 0."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +57,24 @@ class Shard:
     @property
     def file(self) -> str:
         """The name of the file."""
-        return f"{self.split}-{self.number:05d}.parquet"
+        return shard_name(self.split, self.number)
 
 
-def scaled_counts(counts: Mapping[str, int], samples: int) -> dict[str, int]:
-    """Divide `samples` in the proportions of `counts`, with at least one for each split."""
-    if samples < len(counts):
-        splits = f"{len(counts)}, one for each of {listed(counts)}"
-        raise ValueError(f"samples must be at least {splits}, not {samples}")
-    whole = sum(counts.values())
-    held_out = {
-        split: max(1, samples * count // whole)
-        for split, count in counts.items()
-        if split != "train"
-    }
-    return {"train": samples - sum(held_out.values()), **held_out}
+def shard_name(split: str, number: int) -> str:
+    """Return the file of a shard."""
+    return f"{split}-{number:05d}.parquet"
 
 
-# ---------------------------------------------------------------------------------- checking
+def shards_of(counts: Mapping[str, int], shard_rows: int) -> list[Shard]:
+    """Return the shards of a data set."""
+    return [
+        Shard(split, number, range(first, min(first + shard_rows, counts[split])))
+        for split in SPLITS[:3]
+        for number, first in enumerate(range(0, counts.get(split, 0), shard_rows))
+    ]
+
+
+# ---------------------------------------------------------------------------------- manifest
 
 
 @dataclass(frozen=True)
@@ -136,12 +91,6 @@ _SCHEMA = {
     **{"counts": dict[str, int], "shard_rows": int, "versions": dict[str, str]},
     **{"shards": list[Entry], "remark": str, "sha256": str},
 }
-_SIZES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("listops", "listops-subtrees"), ("max_length",)),
-    **dict.fromkeys(("pathfinder", "pathfinder-segmentation", "path-x"), ("resolution",)),
-    **{"text": ("length",), "retrieval": ("length",), "pg19": ("length", "vocabulary")},
-}
-"""Parameters that bound the size of samples, for each task."""
 
 
 def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -154,7 +103,11 @@ def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return a manifest whose shards and counts may be inconsistent."""
-    folder = _existing_folder(folder)
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"there is no folder {folder}")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a folder was expected")
     path = folder / MANIFEST
     try:
         content = read_bytes(path, links=True)
@@ -164,85 +117,83 @@ def _read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{folder} {state}") from None
     try:
         manifest = parse_json(content, "it")
+        if not isinstance(manifest, dict) or manifest.get("sha256") != manifest_hash(manifest):
+            raise ValueError("its SHA-256 is not that of its content")
+        if manifest.get("format") == FORMAT:
+            _check_manifest(manifest)
+            return manifest
     except ValueError as error:
-        what, _, reason = str(error).partition(": ")
-        raise ValueError(f"{path} is damaged; {reason if 'usable' in what else what}") from None
-    if not isinstance(manifest, dict) or manifest.get("sha256") != manifest_hash(manifest):
-        raise ValueError(f"{path} is damaged; its SHA-256 is not that of its content")
-    if manifest.get("format") != FORMAT:
-        other = f"has format {manifest.get('format')!r:.40}; this dlrnn reads format {FORMAT}"
-        raise ValueError(f"{path} {other}")
-    _check_manifest(manifest, str(path))
-    return manifest
+        raise ValueError(f"{path} is damaged; {brief(error)}") from None
+    other = f"has format {manifest.get('format')!r:.40}; this dlrnn reads format {FORMAT}"
+    raise ValueError(f"{path} {other}")
 
 
-def _check_manifest(manifest: dict[str, Any], where: str) -> None:
+def _check_manifest(manifest: dict[str, Any]) -> None:
     """Refuse types and values that no data set has."""
-    found = fit_fields(manifest, _SCHEMA, where, needed=_SCHEMA.keys() - {"remark"})
+    found = fit_fields(manifest, _SCHEMA, "it", needed=_SCHEMA.keys() - {"remark"})
     for split, count in found["counts"].items():
         if split not in SPLITS[:3] or not 0 <= count <= MAX_SAMPLES:
             limits = f"expected at most {MAX_SAMPLES} samples of {listed(SPLITS[:3])}"
-            raise ValueError(f"{where} is damaged; it has {count} of {split[:40]!r}; {limits}")
+            raise ValueError(f"it has {count} of {split[:40]!r}; {limits}")
     if not 1 <= found["shard_rows"] <= MAX_SHARD_ROWS:
-        rows = f"shard_rows must be from 1 to {MAX_SHARD_ROWS}, not {found['shard_rows']}"
-        raise ValueError(f"{where} is damaged; {rows}")
+        limits = f"from 1 to {MAX_SHARD_ROWS}, not {found['shard_rows']}"
+        raise ValueError(f"shard_rows must be {limits}")
     for entry in found["shards"]:
         if not SHARD_NAME.fullmatch(entry.file):
-            raise ValueError(f"{where} is damaged; {entry.file[:80]!r} is not a shard's name")
+            raise ValueError(f"{entry.file[:80]!r} is not a shard's name")
         if entry.rows < 1:
-            raise ValueError(f"{where} is damaged; {entry.file} has {entry.rows} samples")
+            raise ValueError(f"{entry.file} has {entry.rows} samples")
     parameters = found["parameters"]
-    sizes = {name: parameters.get(name) for name in _SIZES.get(found["task"], ())}
-    for name, value in sizes.items():
-        if type(value) is not int or not 1 <= value < 2**31:
-            must = f"its parameter {name} must be a whole number of at least 1"
-            raise ValueError(f"{where} is damaged; {must}, not {value!r:.40}")
+    columns_of(found["task"], parameters)
     if "tokenizer" in parameters or found["task"] == "pg19":
-        fit(parameters.get("tokenizer"), str, f"{where}: tokenizer")
+        fit(parameters.get("tokenizer"), str, "its tokenizer")
 
 
 def _inconsistencies(manifest: dict[str, Any]) -> list[str]:
     """Return a sentence for each split whose shards contradict its count."""
     problems = []
-    size, parts = manifest["shard_rows"], _parts(manifest)
-    for split, entries in parts.items():
+    size = manifest["shard_rows"]
+    for split, entries in _parts(manifest).items():
         count = manifest["counts"].get(split, 0)
-        if (rows := sum(entry["rows"] for entry in entries)) != count:
+        expected = [
+            (shard_name(split, number), min(size, count - number * size))
+            for number in range(len(entries))
+        ]
+        if (rows := sum(entry.rows for entry in entries)) != count:
             problems.append(f"the shards of {split} hold {rows} samples, not {count}")
-            continue
-        is_likely = len(entries) == -(-count // size)  # else there may be millions of them
-        expected = shards_of({split: count}, size) if is_likely else []
-        if [(entry["file"], entry["rows"]) for entry in entries] != [
-            (shard.file, len(shard.rows)) for shard in expected
-        ]:
+        elif [(entry.file, entry.rows) for entry in entries] != expected:
             problems.append(f"the shards of {split} are not numbered from 0, of {size} samples")
     return problems
 
 
-def shards_of(counts: Mapping[str, int], shard_rows: int) -> list[Shard]:
-    """Return the shards of a data set."""
-    return [
-        Shard(split, number, range(first, min(first + shard_rows, counts[split])))
-        for split in SPLITS[:3]
-        for number, first in enumerate(range(0, counts.get(split, 0), shard_rows))
-    ]
-
-
-def _parts(manifest: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _parts(manifest: dict[str, Any]) -> dict[str, list[Entry]]:
     """Return the shards of each split."""
-    parts: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS[:3]}
+    parts: dict[str, list[Entry]] = {split: [] for split in SPLITS[:3]}
     for entry in manifest["shards"]:
-        parts[entry["file"].partition("-")[0]].append(entry)
+        parts[entry["file"].partition("-")[0]].append(Entry(**entry))
     return parts
 
 
-def _existing_folder(folder: str | os.PathLike[str]) -> Path:
-    folder = Path(folder)
-    if not folder.exists():
-        raise ValueError(f"there is no folder {folder}")
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is a file; a folder was expected")
-    return folder
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its entry `sha256`."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def open_shard(
+    path: Path, entry: Entry, group_rows: int, columns: Mapping[str, Column]
+) -> tuple[pq.ParquetFile, int]:
+    """Open a shard and check its hash, size and types; return also the samples of a row group.
+
+    `group_rows` of 0 accepts any. The errors are of pyarrow, the disk, or a ValueError.
+    """
+    if sha256(path) != entry.sha256:
+        raise pa.ArrowInvalid("its SHA-256 is not the manifest's")
+    file = pq.ParquetFile(path, memory_map=True)
+    return file, check_file(file, entry.rows, group_rows, columns)
 
 
 def verify(
@@ -252,20 +203,27 @@ def verify(
 
     `progress` gets the number of shards verified so far and the number of all shards.
     """
-    folder = _existing_folder(folder)
+    folder = Path(folder)
     try:
         manifest = _read_manifest(folder)
     except ValueError as error:
+        if not folder.is_dir():
+            raise
         return [str(error)]
     problems, done, columns = [], 0, columns_of(manifest["task"], manifest["parameters"])
     for entries in _parts(manifest).values():
         group_rows = 0
         for entry in entries:
+            path = folder / entry.file
             try:
-                group_rows = _verify_shard(folder, Entry(**entry), group_rows, columns)
-            except (ValueError, OSError) as error:
-                reason = brief(error).removeprefix(f"{folder / entry['file']} ")
-                problems.append(f"{entry['file']} {reason}")
+                file, group_rows = open_shard(path, entry, group_rows, columns)
+                with file:
+                    for group in range(file.num_row_groups):
+                        read_group(file, path, group, None, columns)
+            except FileNotFoundError:
+                problems.append(f"{entry.file} is missing")
+            except (pa.ArrowException, OSError, ValueError) as error:
+                problems.append(f"{entry.file} is damaged: {brief(error)}")
             done += 1
             if progress is not None:
                 progress(done, len(manifest["shards"]))
@@ -281,36 +239,10 @@ def verify(
     return problems + [f"{name} does not belong to the set" for name in extra]
 
 
-def _verify_shard(
-    folder: Path, entry: Entry, group_rows: int, columns: Mapping[str, Column]
-) -> int:
-    """Return the samples of a row group; errors do not name the file."""
-    path = folder / entry.file
-    try:
-        digest = sha256(path)
-    except FileNotFoundError:
-        raise ValueError("is missing") from None
-    if digest != entry.sha256:
-        raise ValueError("is damaged: its SHA-256 is not the manifest's")
-    try:
-        with pq.ParquetFile(path, memory_map=True) as file:
-            if (rows := file.metadata.num_rows) != entry.rows:
-                raise ValueError(f"holds {rows} samples, not {entry.rows}")
-            first = check_file(file, entry.rows, group_rows, columns)
-            for group in range(file.num_row_groups):
-                read_group(file, path, group, None, columns)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"is damaged: {brief(error)}") from None
-    return group_rows or first
-
-
-# ---------------------------------------------------------------------------------- reading
-
-
 class Split:
     """The samples of a split, which are read when they are indexed.
 
-    `split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` has a list for each column.
+    `split[5]` is a sample, a dictionary; `split.batch([5, 9, 2])` is a list of samples.
 
     Shards are memory-mapped and read one row group at a time; the last CACHE_BYTES of decoded row
     groups are cached. A column of bytes gives uint8 arrays, a column of lists arrays of its type.
@@ -328,52 +260,35 @@ class Split:
         if split not in self.manifest["counts"]:
             there = listed(self.manifest["counts"])
             raise ValueError(f"{folder} has no split {split!r}; there are {there}")
-        self._entries = [Entry(**entry) for entry in _parts(self.manifest)[split]]
-        self._paths = [Path(folder) / entry.file for entry in self._entries]
+        self._folder, self._entries = Path(folder), _parts(self.manifest)[split]
         self._expected = columns_of(self.manifest["task"], self.manifest["parameters"])
         self._length: int = self.manifest["counts"][split]
         self.shard_rows: int = self.manifest["shard_rows"]
         self.columns = list(columns) if columns is not None else None
         self.group_rows = 0
         """Samples of a row group (the last one of a shard may have fewer)."""
-        self._open()
-        if self._paths:
-            self._file(0)
-        if self.columns is not None and self._paths:
-            known = self._file(0).schema_arrow.names
-            for name in self.columns:
-                if name not in known:
-                    raise ValueError(f"{folder} has no column {name!r}; it has {listed(known)}")
-
-    def _open(self) -> None:
-        """Create the state that every process has for itself."""
-        self._lock = threading.Lock()  # protects the rest: a file has one reader at a time
-        self.files: OrderedDict[int, pq.ParquetFile] = OrderedDict()
-        """Open files by the number of their shard."""
+        self._lock = threading.Lock()  # protects the rest
         self._verified: set[int] = set()  # shards whose hash is right
-        self._checked: set[tuple[int, int]] = set()  # row groups whose samples are valid
         self.cache: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         """Decoded row groups by (shard, group)."""
         self._cached_bytes = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        local = ("_lock", "files", "_verified", "_checked", "cache", "_cached_bytes")
-        return {name: value for name, value in self.__dict__.items() if name not in local}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+        if self._entries:
+            with naming_damage(self._folder / self._entries[0].file), self._file(0) as file:
+                known = file.schema_arrow.names
+            for name in self.columns or ():
+                if name not in known:
+                    raise ValueError(f"{folder} has no column {name!r}; it has {listed(known)}")
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[0] for name, values in self.batch([index]).items()}
+        return self.batch([index])[0]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
-    def batch(self, indices: Sequence[int]) -> dict[str, list[Any]]:
+    def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples in the given order; every row group is read once."""
         places: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for place, given in enumerate(indices):
@@ -383,44 +298,30 @@ class Split:
             shard, row = divmod(index, self.shard_rows)
             group, row = divmod(row, self.group_rows)
             places.setdefault((shard, group), []).append((place, row))
-        found: dict[str, list[Any]] = {}
+        found: list[dict[str, Any]] = [{} for _ in indices]
         for (shard, group), rows in places.items():
             table = self._group(shard, group)
-            for name in table.column_names:
-                values = found.setdefault(name, [None] * len(indices))
-                column = table[name]
+            for name, column in zip(table.column_names, table.columns, strict=True):
                 for place, row in rows:
-                    values[place] = _python_value(column[row])
+                    found[place][name] = _python_value(column[row])
         return found
 
     def _file(self, shard: int) -> pq.ParquetFile:
-        if shard not in self.files:
-            path, entry = self._paths[shard], self._entries[shard]
-            with naming_damage(path):
-                if shard not in self._verified and sha256(path) != entry.sha256:
-                    raise pa.ArrowInvalid("its SHA-256 is not the manifest's")
-                file = pq.ParquetFile(path, memory_map=True)
-                if shard not in self._verified:
-                    first = check_file(file, entry.rows, self.group_rows, self._expected)
-                    self.group_rows = self.group_rows or first
-                self._verified.add(shard)
-                self.files[shard] = file
-            if len(self.files) > OPEN_FILES:
-                self.files.popitem(last=False)[1].close()
-        self.files.move_to_end(shard)
-        return self.files[shard]
+        """Open a shard, the first time with all checks."""
+        entry = self._entries[shard]
+        path = self._folder / entry.file
+        if shard in self._verified:
+            return pq.ParquetFile(path, memory_map=True)
+        file, self.group_rows = open_shard(path, entry, self.group_rows, self._expected)
+        self._verified.add(shard)
+        return file
 
     def _group(self, shard: int, group: int) -> pa.Table:
-        place = shard, group
+        place, path = (shard, group), self._folder / self._entries[shard].file
         with self._lock:
             if place not in self.cache:
-                file, path = self._file(shard), self._paths[shard]
-                with naming_damage(path):
-                    if place in self._checked:
-                        table = file.read_row_group(group, columns=self.columns, use_threads=False)
-                    else:
-                        table = read_group(file, path, group, self.columns, self._expected)
-                        self._checked.add(place)
+                with naming_damage(path), self._file(shard) as file:
+                    table = read_group(file, path, group, self.columns, self._expected)
                 self.cache[place] = table
                 self._cached_bytes += table.nbytes
                 while self._cached_bytes > CACHE_BYTES and len(self.cache) > 1:
@@ -448,8 +349,7 @@ def _python_value(value: pa.Scalar) -> Any:
     """Return an array for a list or bytes, a Python value for text and bytes of a fixed size."""
     if isinstance(value, pa.ListScalar):
         return value.values.to_numpy()
-    not_arrays = (pa.FixedSizeBinaryScalar, pa.StringScalar)
-    if isinstance(value, pa.BinaryScalar) and not isinstance(value, not_arrays):
+    if pa.types.is_binary(value.type):
         return np.frombuffer(value.as_buffer(), dtype=np.uint8)
     return value.as_py()
 
@@ -477,20 +377,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its entry `sha256`."""
-    rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
 def listed(names: Iterable[str]) -> str:
     """Return names in alphabetical order, separated by commas."""
     return ", ".join(sorted(names))
-
-
-def not_generated(name: str) -> str:
-    """Return the error message of a task that needs a data set on disk and has none."""
-    return (
-        f"{name} is real data and cannot be generated: import it once with "
-        f"`dlrnn data import {name} PATH` and pass its folder to the task"
-    )

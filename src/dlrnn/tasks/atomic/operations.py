@@ -1,7 +1,4 @@
-"""Maximum inner product search: for each query, the best key up to its own position.
-
-No inner product is stored: numba computes them on a CPU, Triton on a GPU (triton_kernels.py).
-"""
+"""Two operations that have a Triton kernel on a GPU: inner product search, orthonormal matrices."""
 
 from typing import no_type_check
 
@@ -17,7 +14,10 @@ LANES = 256  # keys that are compared at once: j and j + 256 share a lane
 
 @torch.library.custom_op("dlrnn::largest_product", mutates_args=())
 def largest_product(query: Tensor, key: Tensor) -> Tensor:
-    """Return `argmax_{j <= i} <q_i, k_j>` of fp32 queries and keys [B, L, D], int64 [B, L]."""
+    """Return `argmax_{j <= i} <q_i, k_j>` of fp32 queries and keys [B, L, D], int64 [B, L].
+
+    No inner product is stored.
+    """
     if query.is_cuda:
         from dlrnn.tasks.atomic import triton_kernels
 
@@ -59,3 +59,42 @@ def _search(query, key, best):
                     value += query[b, i, d] * key[b, d, j]
                 if value > top:
                     top, best[b, i] = value, j
+
+
+def orthonormal(normal: Tensor) -> Tensor:
+    """Return uniformly distributed orthonormal matrices from normal numbers [..., N, N].
+
+    They are products of reflections (Stewart 1980). Reflection k maps a normal vector of the last
+    N - k coordinates to its first axis. The product of N - 1 of them, with a sign for each row, is
+    distributed as the Q of a normal matrix's QR.
+    """
+    vectors = normal.triu()  # row k has N - k numbers
+    first = vectors.diagonal(dim1=-2, dim2=-1)
+    signs = torch.where(first < 0, -1.0, 1.0).to(normal.dtype)
+    length = vectors.norm(dim=-1)
+    vectors = vectors + torch.diag_embed(signs * length)
+    vectors = vectors / vectors.norm(dim=-1, keepdim=True)
+    product: Tensor = product_of_reflections(vectors)
+    return -signs[..., None] * product
+
+
+@torch.library.custom_op("dlrnn::product_of_reflections", mutates_args=())
+def product_of_reflections(vectors: Tensor) -> Tensor:
+    """Return `(I - 2 v_1 v_1^T) ... (I - 2 v_K v_K^T)` of unit vectors, the rows of [B, K, N]."""
+    if vectors.is_cuda:
+        from dlrnn.tasks.atomic import triton_kernels
+
+        return triton_kernels.product_of_reflections(vectors)
+    # I - V^T T V, where T is triangular and T^-1 + T^-T = V V^T
+    inner = (vectors @ vectors.mT).triu(1)
+    inner.diagonal(dim1=-2, dim2=-1).fill_(0.5)
+    solved = torch.linalg.solve_triangular(inner, vectors, upper=True)
+    eye = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device)
+    product: Tensor = eye - vectors.mT @ solved
+    return product
+
+
+@product_of_reflections.register_fake
+def _(vectors: Tensor) -> Tensor:
+    size = vectors.shape[-1]
+    return vectors.new_empty(*vectors.shape[:-2], size, size)
