@@ -10,7 +10,7 @@ import torch
 from support import DEVICE, tiny_books
 
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes import scale as scales
+from dlrnn.paper.recipes import recipe as scales
 from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
 from dlrnn.paper.runs import Outcome, measured, run_path
 from dlrnn.train import RunDirectory, load_best

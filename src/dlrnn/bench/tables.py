@@ -18,8 +18,7 @@ from dlrnn.bench.measure import announced, machine, synchronize
 from dlrnn.nn import param_groups
 from dlrnn.paper import recipes
 from dlrnn.paper.numbers import row_of, table
-from dlrnn.paper.recipes import table3
-from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.recipes import Scale, table3
 from dlrnn.train import RunConfig, make_model, train
 from dlrnn.train.step import TrainingStep, forward, make_step
 

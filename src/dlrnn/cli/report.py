@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 
 def _add(given: argparse.Namespace) -> int:
-    from dlrnn.paper.recipes.catalogue import RECIPES
+    from dlrnn.paper.recipes import RECIPES
     from dlrnn.paper.results import RECORDS
     from dlrnn.paper.store import add
 

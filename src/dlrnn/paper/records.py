@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from dlrnn.common.untrusted import fit, is_printable
-from dlrnn.paper.recipes.catalogue import TABLES
+from dlrnn.paper.recipes import TABLES
 
 VERSION = 1
 """The version of the format: raised when older readers would misread a line."""

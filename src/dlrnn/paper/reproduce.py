@@ -10,9 +10,7 @@ from dlrnn.common.files import write_whole
 from dlrnn.common.untrusted import brief
 from dlrnn.paper.comparison import markdown_table, mean_of, spread_of
 from dlrnn.paper.numbers import short
-from dlrnn.paper.recipes.catalogue import RECIPES, TABLES, advice
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.recipes import RECIPES, TABLES, Recipe, Scale, advice
 from dlrnn.paper.runs import (
     DONE,
     NOT_RUN,

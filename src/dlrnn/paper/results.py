@@ -25,7 +25,7 @@ from PIL import Image
 from dlrnn.common import untrusted
 from dlrnn.common.files import require_own_folder
 from dlrnn.common.untrusted import brief, fit, parse_json, read_bytes
-from dlrnn.paper.recipes.catalogue import RECIPES
+from dlrnn.paper.recipes import RECIPES
 from dlrnn.paper.records import LARGEST, Record, parse_record
 from dlrnn.paper.snapshots import check_snapshot
 

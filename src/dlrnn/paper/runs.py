@@ -12,8 +12,7 @@ import torch
 
 from dlrnn.common.untrusted import brief, read_bytes
 from dlrnn.paper.numbers import as_in_paper
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale, scaled
+from dlrnn.paper.recipes import Recipe, Scale, scaled
 from dlrnn.train import RunConfig, RunDirectory, from_json, load_best
 from dlrnn.train.config import in_json
 from dlrnn.train.evaluation import held_out, read_test, scores, write_test

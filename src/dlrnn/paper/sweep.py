@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 from dlrnn.common.files import open_append
 from dlrnn.common.untrusted import brief
 from dlrnn.models.config import is_built_in
-from dlrnn.paper.recipes.catalogue import chosen
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.recipes import Recipe, Scale, chosen
 from dlrnn.paper.runs import (
     DONE,
     changed_path,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from dlrnn.paper.comparison import OURS, Cell, Seeds, Table
 from dlrnn.paper.numbers import table as published
-from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4, table6
+from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
 from dlrnn.paper.records import Record
 from dlrnn.paper.results import Results
 
@@ -96,7 +96,7 @@ def _layout(name: str, cells: dict[str, Cell]) -> tuple[dict[str, str], dict[str
     """The titles of the rows and of the columns, by our names."""
     tasks = {cell.task for cell in cells.values()}
     if name in ("table1", "table6"):
-        shown = table1.COLUMNS if name == "table1" else table6.COLUMNS
+        shown = table1.COLUMNS if name == "table1" else table1.COLUMNS_OF_TABLE_6
         rows = {key: title for key, title in table1.TASKS.items() if key in tasks}
         papers = published(TITLES[name][0])["columns"]
         return rows, {key: _model_title(papers[column.place]) for key, column in shown.items()}

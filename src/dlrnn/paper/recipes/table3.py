@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from dlrnn.models import ModelConfig
 from dlrnn.models.config import Norm
 from dlrnn.paper.numbers import row_of
-from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 
@@ -82,18 +82,15 @@ def _task(name: str) -> TaskConfig:
     return TaskConfig(task, {"resolution": int(resolution), "folder": f"data/{name}"})
 
 
-def _recipe(task: str, model: str) -> Recipe:
-    column, notes = COLUMNS[task], [NOTES.get(task, "")]
+def _config(task: str, model: str) -> RunConfig:
+    column = COLUMNS[task]
     sizes = {"d_state": column.d_state, "kernel_length": column.kernel_length}
     if model == "local-attention":
         sizes = {"chunk": column.chunk}
-        if task != "listops-subtrees":
-            notes += ["its rate is not stated: as on ListOps-SubTrees"]
-            notes += ["`--precision bf16` makes it about ten times as fast"]
     options = {**sizes, **OPTIONS[model], "glu": True}
     if task != "listops-subtrees":
         options["bidirectional"] = True
-    config = RunConfig(
+    return RunConfig(
         _task(task),
         ModelConfig(model, options, column.d_model, column.layers, column.norm),
         steps=column.steps,
@@ -104,13 +101,16 @@ def _recipe(task: str, model: str) -> Recipe:
         warmup=column.warmup,
         eval_every=column.steps // column.epochs,
     )
-    values = row_of("table3_higher_order", MODELS[model])[column.title]
+
+
+def _recipe(task: str, model: str) -> Recipe:
+    notes = [NOTES.get(task, "")]
+    if model == "local-attention" and task != "listops-subtrees":
+        notes += ["its rate is not stated: as on ListOps-SubTrees"]
+        notes += ["`--precision bf16` makes it about ten times as fast"]
+    values = row_of("table3_higher_order", MODELS[model])[COLUMNS[task].title]
     paper = {metric: value for metric, value in values.items() if metric != "relative_time"}
-    return recipe(f"table3/{task}/{model}", config, paper, *notes)
+    return recipe(f"table3/{task}/{model}", partial(_config, task, model), paper, *notes)
 
 
-BUILDERS: Builders = {
-    f"table3/{task}/{model}": partial(_recipe, task, model)
-    for task, column in COLUMNS.items()
-    for model in column.rates
-}
+RECIPES = [_recipe(task, model) for task, column in COLUMNS.items() for model in column.rates]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from dlrnn.models import ModelConfig
 from dlrnn.models.config import Norm
 from dlrnn.paper.numbers import row_of
-from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
+from dlrnn.paper.recipes.recipe import recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 
@@ -78,11 +78,11 @@ def _options(model: str, column: Column) -> dict[str, Any]:
     return {**(sizes if model == "dlr" else {"d_state": 64}), "dt_min": dt_min, "dt_max": dt_max}
 
 
-def _recipe(task: str, model: str, accuracy: float) -> Recipe:
+def _config(task: str, model: str) -> RunConfig:
     column = COLUMNS[task]
     options = _options(model, column) | {"glu": True, "bidirectional": True}
     options["dropout"] = column.dropout
-    config = RunConfig(
+    return RunConfig(
         TaskConfig(task, {"folder": f"data/{task}"}),
         ModelConfig(model, options, column.d_model, column.layers, column.norm, pooling="max"),
         steps=column.steps,
@@ -93,13 +93,16 @@ def _recipe(task: str, model: str, accuracy: float) -> Recipe:
         warmup=column.steps // 50,
         eval_every=column.steps // column.epochs,
     )
-    note = "" if model == "dlr" else QUOTED
-    return recipe(f"table4/{task}/{model}", config, {"accuracy": accuracy}, note)
 
 
-BUILDERS: Builders = {
-    f"table4/{task}/{model}": partial(_recipe, task, model, accuracy)
+RECIPES = [
+    recipe(
+        f"table4/{task}/{model}",
+        partial(_config, task, model),
+        {"accuracy": accuracy},
+        "" if model == "dlr" else QUOTED,
+    )
     for task, column in COLUMNS.items()
     for model, title in MODELS.items()
     if (accuracy := row_of("table4_classification", title)[column.title]) is not None
-}
+]
