@@ -31,6 +31,9 @@ from dlrnn.paper.snapshots import check_snapshot
 
 RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
 CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS = "curves", "breakdowns", "pictures", "snapshots"
+STEP_COLUMNS = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
+TABLE3_COLUMNS = ("ms", "relative", "paper")
+"""The numbers of a model in step-times.json, for Tables 1 and 6, and for Table 3."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
@@ -316,19 +319,18 @@ def check_notes(values: Any) -> dict[str, str]:
 
 def check_step_times(values: Any) -> dict[str, Any]:
     """The times of `bench step --tables`, from JSON; old files lack Table 3 and precisions."""
-    names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
     rows = [
         {
             "model": str(row["model"]),
             "precision": str(row.get("precision", "fp32")),
-            **{n: None if row[n] is None else _finite(row[n]) for n in names},
+            **{n: None if row[n] is None else _finite(row[n]) for n in STEP_COLUMNS},
         }
         for row in values["models"]
     ]
     higher = [
         {"task": str(row["task"]), "model": str(row["model"])}
         | {"precision": str(row.get("precision", "fp32"))}
-        | {n: _finite(row[n]) for n in ("ms", "relative", "paper")}
+        | {n: _finite(row[n]) for n in TABLE3_COLUMNS}
         for row in values.get("table3", ())
     ]
     where = {"device": str(values["device"]), "torch": str(values["torch"])}

@@ -30,9 +30,12 @@ def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path)
     drawn["index"] = pages.overview(tables, measured, said)
     drawn["speed"] = speed(tables, results[0], measured, lengths, said)
     drawn["listops"] = pages.listops(results, tables, said)
-    drawn["pathfinder"] = pages.pathfinder(results, tables, said)
-    content = {f"pictures/{name}": data for name, data in pages.pictures(results, tables).items()}
-    content |= {name: _asset(name) for name in ASSETS}
+    content = {name: files("dlrnn.report").joinpath("assets", name).read_bytes() for name in ASSETS}
+    images = {}
+    for place, (title, record, one) in enumerate(pages.runs_with("pictures", results, tables)):
+        images[name := f"{place}-{record.stem}.png"] = title
+        content[f"pictures/{name}"] = one.pictures[record.stem]
+    drawn["pathfinder"] = pages.pathfinder(images, said)
     used = sum(len(page) for page in drawn.values()) + sum(map(len, content.values()))
     runs = explorer_runs(results, tables)
     kept, steps = fitted(runs, int(0.96 * LIMIT) - used)  # the rest is for the explorer's page
@@ -56,7 +59,3 @@ def _is_layers(path: Path) -> bool:
     with suppress(ValueError, OSError), open_regular(path) as file:
         return file.read(11) == b"dlrnnLayers"
     return False
-
-
-def _asset(name: str) -> bytes:
-    return files("dlrnn.report").joinpath("assets", name).read_bytes()

@@ -17,7 +17,7 @@ from dlrnn.paper.comparison import (
 from dlrnn.paper.numbers import METRICS, number
 from dlrnn.paper.records import FULL, Record
 from dlrnn.paper.results import Results, thinned
-from dlrnn.report.plots import Axis, Plot, Series, line_plot
+from dlrnn.report.plots import Axis, Plot, Series
 from dlrnn.report.templates import render
 
 POINTS = 100
@@ -86,7 +86,7 @@ def shift_plot(table: Table) -> Plot | None:
         if "R2" in cell.ours and (text := state_text(cell.ours["R2"]))
     ]
     ends = [f"{one.name} {one.points[-1][1]:.2f}" for one in series]
-    return line_plot(
+    return Plot(
         "shift-scale",
         "Shift: R² against the length",
         f"At the longest length of each: {', '.join(ends)}.",
@@ -130,7 +130,7 @@ def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -
     if metric == "R2":
         low, high = max(-0.2, min(low, 0)), max(high, 1)
     last = " ".join(f"{one.name} ends at {number(metric, one.points[-1][1])}." for one in series)
-    return line_plot(
+    return Plot(
         key,
         f"{label} during training",
         f"{last} {guides[0][1] if guides else ''}",

@@ -17,6 +17,7 @@ from dlrnn.paper.comparison import (
     steps_text,
 )
 from dlrnn.paper.numbers import METRICS, signed
+from dlrnn.report import plots
 
 PAGES = {
     "index": "Overview",
@@ -58,9 +59,10 @@ def environment() -> Environment:
         "PAGES": PAGES,
         "SIGNS": SIGNS,
         "WORDS": WORDS,
+        "plots": plots,
     }
     functions = (count_text, no_verdict_text, our_number, paper_number, seeds_text)
-    for function in (*functions, state_text, steps_text, signed):
+    for function in (*functions, state_text, steps_text, signed, plots.shown):
         made.globals[function.__name__] = function
     made.filters["printable"] = printable
     return made
