@@ -16,8 +16,8 @@ from dlrnn.analysis.snapshot import snapshot
 from dlrnn.cli import main
 from dlrnn.models import ModelConfig, build_model
 from dlrnn.paper import recipes
-from dlrnn.paper.collect import Collected
 from dlrnn.paper.records import Record
+from dlrnn.paper.results import Collected
 from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
 
@@ -58,7 +58,7 @@ def record(recipe=SHIFT, **changed):
     return replace(made, **changed)
 
 
-def run(recipe, seed=0, *, draw=None, variant="", points=60, **extras):
+def run(recipe, seed=0, *, draw=None, variant="", points=60, **files):
     """A run whose numbers are near the paper's, some far from them."""
     draw = draw or random.Random(f"{recipe} {seed}")
     known = recipes.RECIPES[recipe]
@@ -86,8 +86,7 @@ def run(recipe, seed=0, *, draw=None, variant="", points=60, **extras):
             (steps * k // points, 0.3 * math.exp(-5 * k / points) + 0.01 * draw.random())
             for k in range(1, points + 1)
         ]
-    rest = (extras.get(name) for name in ("breakdown", "picture", "snapshots"))
-    return Collected(records, curve, *rest)
+    return Collected(records, {"curves": curve, **files})
 
 
 def changed(run, **fields):
@@ -180,9 +179,9 @@ def every_run():
             continue
         extras = {}
         if name.startswith("table3/listops-subtrees"):
-            extras["breakdown"] = breakdown(0.01 * (place % 4 + 1))
+            extras["breakdowns"] = breakdown(0.01 * (place % 4 + 1))
         if name.startswith("table3/pathfinder-segmentation-128"):
-            extras["picture"] = picture()
+            extras["pictures"] = picture()
         if name in ("table1/shift/dlr-1", "table1/shift/dss-1", "table1/shift/dlr-6"):
             extras["snapshots"] = snapshots("dss" if "dss" in name else "dlr", 1 + ("6" in name))
         runs.append(run(name, **extras))
@@ -203,8 +202,8 @@ def full():
     for name in recipes.RECIPES:
         table, _, model = name.split("/")
         if table in ("table2", "table3", "table6"):
-            extras = {"breakdown": breakdown(0.02)} if "listops" in name else {}
-            extras |= {"picture": picture()} if "pathfinder" in name else {}
+            extras = {"breakdowns": breakdown(0.02)} if "listops" in name else {}
+            extras |= {"pictures": picture()} if "pathfinder" in name else {}
             extras |= {"snapshots": layers["dlr", 1]} if model.startswith("dlr") else {}
             others += [run(name, seed, points=100, **extras) for seed in (0, 1)]
         if table == "table1" and not model.endswith("works"):

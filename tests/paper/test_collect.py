@@ -41,7 +41,7 @@ def test_a_run_becomes_a_record(tiny_run):
     assert record.seconds_per_step > 0
     assert record.wall_seconds > 0
     assert "steps 4 (" in record.differs
-    assert [step for step, _ in run.curve["validation R2"]] == [2, 4]
+    assert [step for step, _ in run.files["curves"]["validation R2"]] == [2, 4]
 
 
 def test_the_command_repeats_the_run(tiny_run, tmp_path):
@@ -51,7 +51,7 @@ def test_the_command_repeats_the_run(tiny_run, tmp_path):
     assert main([*words[1:], "--out", str(tmp_path / "again"), *SILENT]) == 0
     again = collect(tmp_path / "again")
     assert again.records[0].value == run.records[0].value
-    assert again.curve == run.curve
+    assert again.files["curves"] == run.files["curves"]
 
 
 def test_the_command_drops_options_that_the_run_does_not_have(copy):
@@ -118,7 +118,7 @@ def test_the_test_of_the_best_checkpoint_counts(tmp_path, capsys):
     changed_json(path / "result.json", best_step=77)
     with pytest.raises(ValueError, match="was trained and not evaluated yet: run `dlrnn eval"):
         collect(path)  # the tested checkpoint is not the best one any more
-    assert collect(path, unfinished=True).breakdown is None
+    assert "breakdowns" not in collect(path, unfinished=True).files
     rows = [{"step": k, "split": "validation", "loss": 1.0, "accuracy": k / 10} for k in (1, 3, 2)]
     jsonl(path / "records.jsonl", rows)
     (path / "test.json").unlink()
@@ -150,8 +150,8 @@ def test_a_language_model_has_two_losses(tmp_path):
     for records in (stopped, found.records):
         assert [record.metric for record in records] == ["train_loss", "loss"]
         assert records[0].value == pytest.approx(last["loss"], rel=1e-5)
-    ((_, loss),) = found.curve["validation loss"]
-    ((_, perplexity),) = found.curve["validation perplexity"]
+    ((_, loss),) = found.files["curves"]["validation loss"]
+    ((_, perplexity),) = found.files["curves"]["validation perplexity"]
     assert perplexity == pytest.approx(math.exp(loss)), "not a percentage"
 
 

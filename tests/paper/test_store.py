@@ -37,7 +37,7 @@ def test_adding_twice_changes_nothing(tiny_run, tmp_path, capsys):
 
 
 def test_a_run_with_more_steps_replaces_a_shorter_one(tmp_path):
-    with_picture = made_up.run(SHIFT, variant="x", picture=made_up.picture())
+    with_picture = made_up.run(SHIFT, variant="x", pictures=made_up.picture())
     short = changed(with_picture, steps=10, value=0.1)
     long = changed(made_up.run(SHIFT, variant="x"), steps=20, value=0.2)
     add([short], tmp_path)

@@ -20,7 +20,7 @@ from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
 from dlrnn.paper.tables import make_tables
 from dlrnn.report.markdown import markdown
-from dlrnn.report.plots import SHAPES, STYLES, Axis, Series, line_plot
+from dlrnn.report.plots import SHAPES, STYLES, Axis, Plot, Series
 from dlrnn.report.site import LIMIT, write_site
 from dlrnn.report.templates import PAGES, environment
 
@@ -183,15 +183,15 @@ def test_the_site_is_small(tmp_path):
     """More than there can be: three seeds of everything, and far too many layers."""
     runs = [made_up.run(name, seed) for name in recipes.RECIPES for seed in range(3)]
     layers = made_up.snapshots(layers=6, length=4096, states=256) * 3
-    for place, run in enumerate(runs[:40]):
+    for run in runs[:40]:
         many = [dict(each, step=k) for k, each in enumerate(layers)]
-        runs[place] = replace(run, snapshots=many)
+        run.files["snapshots"] = list(map(check_snapshot, many))
     found = Results("ours")
     for run in runs:
         found.records += run.records
-        found.curves[run.stem] = run.curve
-        if run.snapshots:
-            found.snapshots[run.stem] = list(map(check_snapshot, run.snapshots))
+        found.curves[run.stem] = run.files["curves"]
+        if "snapshots" in run.files:
+            found.snapshots[run.stem] = run.files["snapshots"]
     assert write_site(tmp_path, [found], tmp_path / "none") == []
     assert size(tmp_path) <= LIMIT
     assert "Left out to limit the size of the pages: " in (tmp_path / "explorer.html").read_text()
@@ -315,6 +315,6 @@ def test_the_markdown_is_what_the_results_generate():
 @pytest.mark.parametrize(("height", "is_below"), [(0.55, True), (0.45, False)])
 def test_the_name_of_a_guide_stands_where_no_line_passes(height, is_below):
     line = Series("a", [(0, height), (10, height)])
-    axes = {"x": Axis("x"), "y": Axis("y", limits=(0, 1))}
-    [guide] = line_plot("k", "t", "", [line], guides=[(0.5, "paper")], **axes).guides
-    assert (guide.base > guide.place) == is_below
+    plot = Plot("k", "t", "", [line], x=Axis("x"), y=Axis("y", limits=(0, 1)))
+    _, base = plot.name_of_guide(0.5, "paper")
+    assert (base > plot.up(0.5)) == is_below

@@ -8,8 +8,7 @@ from dlrnn.cli.shared import command, print_json, say, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
-    from dlrnn.paper.collect import Collected
-    from dlrnn.paper.results import Results
+    from dlrnn.paper.results import Collected, Results
 
 LENGTHS = Path("docs/measured/lengths.json")
 

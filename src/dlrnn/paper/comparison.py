@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Literal, NamedTuple
 
 from dlrnn.paper.numbers import LESS_IS_BETTER, PLACES, number
-from dlrnn.paper.records import FULL, Record
+from dlrnn.paper.records import FULL, Record, Size
 
 OURS = "ours"
 SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
@@ -79,7 +79,7 @@ class Seeds:
         return spread_of([record.value for record in self.counted])
 
     @property
-    def size(self) -> str:
+    def size(self) -> Size:
         """The first size that is not "full"."""
         return next((record.size for record in self.counted if record.size != FULL), FULL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dlrnn.paper.recipes import RECIPES, TABLES, Recipe, Scale, get, scaled
-from dlrnn.paper.records import FULL
+from dlrnn.paper.records import FULL, Size
 from dlrnn.train import RunConfig
 
 HOW_OFTEN = {"log_every", "eval_every", "eval_batches", "checkpoint_every"}
@@ -42,7 +42,7 @@ class NearestRecipe:
         return ", ".join((*mixer, *other, *(["tiny"] if self.scale == "tiny" else [])))
 
     @property
-    def size(self) -> str:
+    def size(self) -> Size:
         """The size in comparison with the paper's: "full", "tiny" or "changed"."""
         if self.scale == "tiny":
             return "tiny"

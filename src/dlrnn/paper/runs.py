@@ -13,6 +13,7 @@ import torch
 from dlrnn.common.untrusted import brief, read_bytes
 from dlrnn.paper.numbers import as_in_paper
 from dlrnn.paper.recipes import Recipe, Scale, scaled
+from dlrnn.paper.records import Split
 from dlrnn.train import RunConfig, RunDirectory, from_json, load_best
 from dlrnn.train.config import in_json
 from dlrnn.train.evaluation import held_out, read_test, scores, write_test
@@ -118,29 +119,29 @@ def _progress(recipe: Recipe, folder: RunDirectory, config: RunConfig) -> Outcom
     return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in recipe.paper})
 
 
-def measured(folder: RunDirectory, config: RunConfig) -> tuple[str, dict[str, float]]:
+def measured(
+    folder: RunDirectory, config: RunConfig, *, unfinished: bool = False
+) -> tuple[Split, dict[str, float]]:
     """The split of a run's result and its metrics, as fractions; {} while there are none.
 
-    The result of a regression is its best validation, of other tasks the test of the best
-    checkpoint. `train_loss` is the last recorded training loss, if there is one.
+    The result of a regression, and with `unfinished` of a run that was not tested, is its best
+    validation, of other tasks the test of the best checkpoint. `train_loss` is the last recorded
+    training loss, if there is one.
     """
-    task, records = config.make_task(), folder.records()
-    found: dict[str, float] = {}
-    if task.kind == "regression":
+    split: Split = "test"
+    found = {}
+    task = config.make_task()
+    if task.kind != "regression":
+        found = read_test(folder)
+    if not found and (task.kind == "regression" or unfinished):
         split = "validation"
-        evaluations = folder.evaluations(task.metric)
-        best = max(evaluations, key=lambda each: _comparable(each[task.metric]), default={})
+        sign = -1 if task.less_is_better else 1
+        known = folder.evaluations(task.metric)
+        known = [each for each in known if math.isfinite(each[task.metric])] or known[-1:]
+        best = max(known, key=lambda each: sign * each[task.metric], default={})
         found = {name: value for name, value in best.items() if name not in ("step", "split")}
-    else:
-        split, found = "test", read_test(folder)
-    if not found:
-        return split, {}
-    losses = [each["loss"] for each in records if each["split"] == "train"]
-    return split, found | ({"train_loss": losses[-1]} if losses else {})
-
-
-def _comparable(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
+    losses = [each["loss"] for each in folder.records() if each["split"] == "train"]
+    return split, found | ({"train_loss": losses[-1]} if found and losses else {})
 
 
 def _difference(had: dict[str, Any], expected: dict[str, Any], inside: str = "") -> str:

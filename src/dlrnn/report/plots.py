@@ -45,8 +45,8 @@ class Series:
     @property
     def look(self) -> str:
         """Its classes in report.css; many points are shown only when asked for."""
-        classes = ("line", self.style_class, self.dashed and "dashed", self.is_dense and "dense")
-        return " ".join(filter(None, classes))
+        dashed, dense = self.dashed * " dashed", self.is_dense * " dense"
+        return f"line {self.style_class}{dashed}{dense}"
 
     @property
     def is_dense(self) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrnn.common.untrusted import parse_json
 from dlrnn.paper.comparison import Table
-from dlrnn.paper.results import STEP_COLUMNS, TABLE3_COLUMNS, Results, read_json
+from dlrnn.paper.results import STEP_COLUMNS, TABLE3_COLUMNS, Results, read_file
 from dlrnn.report.plots import Axis, Plot, Series, shown
 from dlrnn.report.templates import render
 
@@ -48,10 +49,11 @@ class Lengths(NamedTuple):
 
 def read_lengths(path: str | Path, problems: list[str]) -> Lengths | None:
     """Read the output of `dlrnn bench lengths --json`; None if there is no file."""
-    return read_json(Path(path), _lengths, problems)
+    return read_file(Path(path), _lengths, problems, links=True)
 
 
-def _lengths(values: Any) -> Lengths:
+def _lengths(content: bytes) -> Lengths:
+    values = parse_json(content, "it")
     times: dict[str, list[tuple[float, float]]] = {}
     for row in values["cases"]:
         for name, value in row.items():
