@@ -340,4 +340,4 @@ def test_the_path_of_a_data_set_is_no_difference(tmp_path):
     config = replace(recipe, task=replace(recipe.task, settings=settings))
     name, nearest = nearest_recipe(tmp_path, config, None)
     assert (name, nearest.differs, nearest.variant) == ("table4/text/dlr", "", "")
-    assert "somewhere" not in nearest.command(config)
+    assert "somewhere" not in nearest.command

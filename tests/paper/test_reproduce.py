@@ -11,8 +11,8 @@ from support import DEVICE, tiny_books
 
 from dlrnn.paper import recipes
 from dlrnn.paper.recipes import recipe as scales
-from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
-from dlrnn.paper.runs import Outcome, measured, run_path
+from dlrnn.paper.reproduce import listing, make_row, reproduce, select
+from dlrnn.paper.runs import Outcome, measured, outcomes, run_of
 from dlrnn.train import RunDirectory, load_best
 from dlrnn.train.evaluation import held_out, scores
 
@@ -34,6 +34,10 @@ def few_steps(monkeypatch):
 def run(tmp_path, only, table="table1", **options):
     where = {"scale": "tiny", "out": tmp_path, "show": False, "writer": "none"}
     return reproduce(table, only=only, **where, **options)
+
+
+def status_of(recipe, out, scale):
+    return make_row(recipe, outcomes(recipe, out, scale)).status
 
 
 def trained(monkeypatch):
@@ -68,7 +72,7 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
 
 def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
-    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    folder = RunDirectory(run_of(recipes.get(SHIFT), tmp_path, "tiny").path)
     with open(folder.path / "records.jsonl", "a") as file:
         for step, R2 in ((7, 0.625), (8, 0.75), (9, 0.5), (10, math.nan)):
             file.write(
@@ -84,7 +88,7 @@ def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
 
 def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
     calls, [row] = trained(monkeypatch), run(tmp_path, "shift/dlr-1")
-    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(SHIFT), tmp_path, "tiny").path
     (folder / "result.json").unlink()
     (folder / "step-000000006.safetensors").unlink()
     assert status_of(recipes.get(SHIFT), tmp_path, "tiny") == "6 of 6 steps"
@@ -97,7 +101,7 @@ def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
 def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     [row] = run(tmp_path, "pathfinder-segmentation-128/dlr", table="table3")
     assert row.status == "done"
-    folder = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(row.recipe), tmp_path, "tiny").path
     test = json.loads((folder / "test.json").read_text())
     model, task, config, _ = load_best(folder, torch.device("cpu"))
     by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
@@ -131,7 +135,7 @@ def test_a_broken_run_is_reported_and_the_others_are_trained(tmp_path, few_steps
 
 def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
-    path = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0) / "config.json"
+    path = run_of(recipes.get(SHIFT), tmp_path, "tiny").path / "config.json"
     config = json.loads(path.read_text())
     config["model"]["mixer_options"]["d_state"] = 99
     path.write_text(json.dumps(config))
@@ -146,7 +150,7 @@ def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps
 def test_a_stopped_run_of_other_settings_is_not_resumed(tmp_path, few_steps, monkeypatch):
     """One that was stopped, here; the others are complete."""
     run(tmp_path, "shift/dlr-1")
-    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(SHIFT), tmp_path, "tiny").path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"lr": 0.5}))
     (folder / "result.json").unlink()
@@ -173,13 +177,13 @@ def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
     monkeypatch.setattr(outcome, "load_best", None)
     [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
     assert row.status == "done"
-    path = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
+    path = run_of(recipes.get(row.recipe), tmp_path, "tiny").path
     outcome.evaluate_best(path, "cpu")
 
 
 def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
     run(tmp_path, "shift/dlr-1")
-    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
+    folder = RunDirectory(run_of(recipes.get(SHIFT), tmp_path, "tiny").path)
     lines = [
         {"step": k, "split": "validation", "loss": 0.1, "R2": value}
         for k, value in enumerate((math.nan, 0.3, 0.2))
@@ -195,7 +199,7 @@ def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
 def test_a_damaged_run_directory_becomes_a_status(name, content, tmp_path, few_steps):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
     recipe = recipes.get("table3/listops-subtrees/dlr")
-    path = run_path(recipe, tmp_path, "tiny", 0)
+    path = run_of(recipe, tmp_path, "tiny").path
     (path / name).write_text(content)
     assert str(path) in status_of(recipe, tmp_path, "tiny")
 
@@ -208,7 +212,7 @@ def test_a_missing_data_set_is_named_before_a_directory_is_made(tmp_path, monkey
     assert (
         row.status == f"broken: there is no data/pathfinder-segmentation-256: make it with {make}"
     )
-    assert not run_path(recipes.get(row.recipe), tmp_path, "full", 0).exists()
+    assert not run_of(recipes.get(row.recipe), tmp_path, "full").path.exists()
 
 
 def test_recipes_of_a_table_can_be_selected():

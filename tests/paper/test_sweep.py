@@ -11,18 +11,16 @@ import time
 import pytest
 
 from dlrnn.paper.recipes import chosen, get
-from dlrnn.paper.runs import changed_path, run_config, run_path
-from dlrnn.paper.sweep import Job, Run, sweep, train_command
-from dlrnn.train import RunDirectory, with_overrides
+from dlrnn.paper.runs import run_of
+from dlrnn.paper.sweep import Job, sweep, train_command
+from dlrnn.train import RunDirectory
 
 MODULE = importlib.import_module("dlrnn.paper.sweep")
 STEPS = ["--steps", "3"]
 
 
 def path_of(name, out, *, overrides=STEPS, scale="tiny", seed=0):
-    recipe = get(name)
-    config = with_overrides(run_config(recipe, scale, seed), overrides)
-    return changed_path(recipe, out, scale, config)
+    return run_of(get(name), out, scale, seed, overrides).path
 
 
 def test_recipes_are_chosen_by_pattern():
@@ -92,16 +90,14 @@ def test_a_sweep(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
-    recipe = get("table1/cumsum/dlr-1")
-    config = run_config(recipe, "tiny", 0)
-    run = Run(recipe, config, changed_path(recipe, tmp_path, "tiny", config))
+    run = run_of(get("table1/cumsum/dlr-1"), tmp_path, "tiny")
 
     def starts():
         return Job(run, train_command(run, ["--scale", "tiny"])).starts
 
     assert starts() == "begins"
     run.path.mkdir(parents=True)
-    (run.path / "config.json").write_text(config.to_json())
+    (run.path / "config.json").write_text(run.config.to_json())
     assert starts() == "begins", "a folder is no checkpoint"
     for step in (5, 12000):
         (run.path / f"step-{step:09d}.safetensors").touch()
@@ -112,8 +108,8 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
 
 def test_changed_settings_have_their_own_run_directory(tmp_path):
     recipe = get("table1/shift/dlr-1")
-    own = changed_path(recipe, tmp_path, "tiny", run_config(recipe, "tiny", 1))
-    assert own == run_path(recipe, tmp_path, "tiny", 1)
+    own = run_of(recipe, tmp_path, "tiny", 1).path
+    assert own == tmp_path / "tiny" / recipe.name / "seed-1"
     named = [["--steps", "3"], ["--steps", "4"], ["--steps", "3", "--lr", "2e-3"]]
     paths = {path_of(recipe.name, tmp_path, overrides=each, seed=1) for each in named}
     assert len(paths) == 3
@@ -235,7 +231,7 @@ def test_a_test_that_fails_does_not_stop_the_others(started, monkeypatch, tmp_pa
 def test_a_refused_run_directory_does_not_stop_the_others(content, started, tmp_path):
     path = path_of("table1/cummax/dlr-1", tmp_path)
     path.mkdir(parents=True)
-    config = run_config(get("table1/cummax/dlr-1"), "tiny", 0)
+    config = run_of(get("table1/cummax/dlr-1"), tmp_path, "tiny").config
     (path / "config.json").write_text(content or config.to_json())
     rows = sweep(["table1/cum*/dlr-1"], overrides=STEPS, scale="tiny", out=tmp_path)
     status = {row["recipe"]: row["status"] for row in rows}

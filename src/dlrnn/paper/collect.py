@@ -62,7 +62,6 @@ def collect(
     environment, known = _read(folder, ENVIRONMENT, _environment, problems) or ({}, None)
     times = _read(folder, TIMING, partial(_seconds, result=result), problems)
     per_step, wall = times or (None, None)
-    command = nearest.command(config)
     shared = Record(
         recipe=name,
         variant=nearest.variant if variant is None else variant,
@@ -78,7 +77,7 @@ def collect(
         seconds_per_step=per_step,
         wall_seconds=wall,
         parameters=result.get("parameters"),
-        command=f"{command} --early-stop" if result.get("stopped") else command,
+        command=nearest.command + " --early-stop" * bool(result.get("stopped")),
         differs=nearest.differs,
         note=note,
         scale=nearest.size,

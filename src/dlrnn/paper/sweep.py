@@ -14,33 +14,12 @@ from typing import Any, NamedTuple
 from dlrnn.common.files import open_append
 from dlrnn.common.untrusted import brief
 from dlrnn.models.config import is_built_in
-from dlrnn.paper.recipes import Recipe, Scale, chosen
-from dlrnn.paper.runs import (
-    DONE,
-    changed_path,
-    check_folder,
-    evaluate_best,
-    outcome_in,
-    run_config,
-)
-from dlrnn.train import RunConfig, with_overrides
+from dlrnn.paper.recipes import Scale, chosen
+from dlrnn.paper.runs import DONE, Run, evaluate_best, run_of
 from dlrnn.train.checkpoint import checkpoints, step_of
-from dlrnn.train.run_directory import CONFIG, RunDirectory
+from dlrnn.train.run_directory import RunDirectory
 
 IN_USE = "in use by another process"
-
-
-class Run(NamedTuple):
-    """A run of the sweep."""
-
-    recipe: Recipe
-    config: RunConfig
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The recipe and the seed, for messages."""
-        return f"{self.recipe.name}, seed {self.config.seed}"
 
 
 class Job(NamedTuple):
@@ -74,11 +53,9 @@ def sweep(
     not stop the others; the last line of its output is in its row, all of it in its log. With a
     Slurm partition the jobs are submitted, and a later sweep reports their status.
     """
-    runs = []
-    for recipe, seed in [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]:
-        config = run_config(recipe, scale, seed)
-        config = with_overrides(config, overrides) if overrides else config
-        runs.append(Run(recipe, config, changed_path(recipe, out, scale, config)))
+    runs = [
+        run_of(recipe, out, scale, seed, overrides) for recipe in chosen(patterns) for seed in seeds
+    ]
     where = ["--device", device, *(["--early-stop"] if early_stop else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
@@ -90,23 +67,50 @@ def sweep(
         except ValueError as error:  # the other runs go on
             said[run.path] = brief(error)
             refused.add(run.path)
-    if slurm is not None:
-        said |= _submit(waiting, Path(out), slurm, device)
-    else:
-        said |= _run_all(waiting, jobs)
-    rows = [_row(run, said.get(run.path, ""), None if slurm else device) for run in runs]
-    for run, row in zip(runs, rows, strict=True):
-        row["status"] = "refused" if run.path in refused else row["status"]
+    said |= _submit(waiting, Path(out), slurm, device) if slurm else _run_all(waiting, jobs)
+    rows = []
+    for run in runs:
+        status, problem = "", said.get(run.path, "")
+        if run.path in refused:
+            status = "refused"
+        elif slurm is None:
+            if not problem:
+                problem = _test(run, device)
+            elif run.outcome().status == DONE:  # another sweep completed it in the meantime
+                problem = ""
+            if problem:
+                status = "in use" if problem == IN_USE else "broken"
+        found = run.outcome()
+        row = {
+            "recipe": run.recipe.name,
+            "seed": run.config.seed,
+            "status": status or found.status,
+            "paper": next(iter(run.recipe.paper.values()), None),
+            "score": next(iter((found.metrics or {}).values()), None),
+            "said": problem,
+        }
+        rows.append(row)
     return rows
+
+
+def _test(run: Run, device: str) -> str:
+    """Test a run if it was not tested yet; return why that failed, or ""."""
+    try:
+        if run.begun:
+            run.check()
+        evaluate_best(run.path, device, trust=bool(_trust(run)))
+    except Exception as error:  # the other runs go on
+        return brief(error) or type(error).__name__
+    return ""
 
 
 def train_command(run: Run, settings: list[str]) -> list[str] | None:
     """The command that trains or resumes a run; None if the run is complete."""
     dlrnn = [sys.executable, "-P", "-m", "dlrnn", "train"]
-    if not (run.path / CONFIG).is_file():
+    if not run.begun:
         seed = str(run.config.seed)
         return [*dlrnn, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
-    check_folder(run.path, run.config)
+    run.check()
     if RunDirectory.open(run.path).result is not None:
         return None
     return [*dlrnn, "--resume", str(run.path), *_trust(run)]
@@ -115,30 +119,6 @@ def train_command(run: Run, settings: list[str]) -> list[str] | None:
 def _trust(run: Run) -> list[str]:
     """`--trust` for a mixer of the user's own: the user named it for this sweep."""
     return [] if is_built_in(run.config.model.mixer) else ["--trust"]
-
-
-def _row(run: Run, said: str, device: str | None) -> dict[str, Any]:
-    """The row of a run in the result; on a device, test the run first if it was not tested."""
-    failed = bool(said)
-    if not said and device:
-        try:
-            if (run.path / CONFIG).is_file():
-                check_folder(run.path, run.config)
-            evaluate_best(run.path, device, trust=bool(_trust(run)))
-        except Exception as error:  # the other runs go on
-            said = brief(error) or type(error).__name__
-    found = outcome_in(run.path, run.recipe, run.config)
-    if failed and found.status == DONE:  # another sweep completed the run in the meantime
-        said = ""
-    status = "broken" if said and device else found.status
-    return {
-        "recipe": run.recipe.name,
-        "seed": run.config.seed,
-        "status": "in use" if said == IN_USE else status,
-        "paper": next(iter(run.recipe.paper.values()), None),
-        "score": next(iter((found.metrics or {}).values()), None),
-        "said": said,
-    }
 
 
 def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
