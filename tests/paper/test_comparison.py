@@ -103,16 +103,20 @@ def test_mean_and_spread_over_seeds(values, mean, spread, text):
 def test_only_comparable_runs_have_a_verdict(changed, verdict, value):
     cell = cell_of(made_up.record(**changed))
     found = cell.difference("R2")
-    assert cell.verdict == verdict
+    assert cell.verdict() == verdict
     assert (None if found is None else round(found.value, 6)) == value
     if "scale" in changed:
-        assert cell_of(made_up.record(), made_up.record(seed=1, **changed)).verdict is None
+        assert cell_of(made_up.record(), made_up.record(seed=1, **changed)).verdict() is None
 
 
 def test_a_run_with_fewer_steps_does_not_count_beside_a_whole_one():
     whole, cut = made_up.record(value=0.96), made_up.record(seed=1, steps=33000, value=0.99)
     found = cell_of(whole, cut)
-    assert (found.ours["R2"].mean, found.ours["R2"].spread, found.verdict) == (0.96, None, "worse")
+    assert (found.ours["R2"].mean, found.ours["R2"].spread, found.verdict()) == (
+        0.96,
+        None,
+        "worse",
+    )
     assert state_text(found.ours["R2"]) == ""
     row = next(line for line in markdown([Results("ours", [cut, whole])]).splitlines()
                if line.startswith("| Shift | DLR, 1 layer"))  # fmt: skip
@@ -122,7 +126,7 @@ def test_a_run_with_fewer_steps_does_not_count_beside_a_whole_one():
     assert "at step 33000, before its end: the command goes on to 40000" in text
     assert cell_of(cut).ours["R2"].mean == 0.99, "alone it counts"
     two = cell_of(cut, made_up.record(seed=2, steps=34000, value=0.97))
-    assert (two.ours["R2"].mean, two.verdict) == (pytest.approx(0.98), None)
+    assert (two.ours["R2"].mean, two.verdict()) == (pytest.approx(0.98), None)
     diverged = cell_of(whole, made_up.record(seed=1, steps=33000, value=None))
     assert diverged.ours["R2"].mean is None
 
@@ -144,7 +148,7 @@ def test_fewer_steps_have_a_verdict_if_they_reach_the_paper(recipe, metric, valu
     if metric == "loss":  # the cell has two
         records.append(replace(records[0], metric="train_loss", value=value - 0.17))
     table = table_of(*records)
-    assert table.cells[recipe].verdict == verdict
+    assert table.cells[recipe].verdict() == verdict
     found = counts(table)
     assert (found.near, found.better) == (verdict == "near", verdict == "better")
     assert (found.worse_at_the_end, found.cut) == (0, verdict is None)
@@ -171,20 +175,20 @@ def test_the_verdict_of_a_cell_is_that_of_its_worst_metric(f1, accuracy, steps, 
         for metric, value in (("macro_f1", f1), ("macro_accuracy", accuracy))
         if value != "missing"
     ]
-    assert cell_of(*records).verdict == verdict
+    assert cell_of(*records).verdict() == verdict
 
 
 def test_runs_that_were_not_tested_have_a_column_and_no_verdict():
     tested = made_up.record(LISTOPS, metric="accuracy", value=80.0, seed=1)
     others = [replace(tested, value=90.0, split="validation", seed=seed) for seed in (0, 2)]
-    assert cell_of(tested).verdict == "worse"
+    assert cell_of(tested).verdict() == "worse"
     alone = cell_of(others[0])
-    assert (alone.verdict, alone.difference("accuracy").verdict) == (None, None)
+    assert (alone.verdict(), alone.difference("accuracy").verdict) == (None, None)
     assert state_text(alone.ours["accuracy"]) == "validation, not tested"
     for other in others:  # whichever seed is lower
         assert means(cell_of(tested, other)) == {"ours": 80.0, "ours, not tested": 90.0}
     reached = replace(others[0], value=100.0, steps=100)
-    assert cell_of(reached).verdict is None
+    assert cell_of(reached).verdict() is None
 
 
 def test_only_runs_with_equal_settings_are_averaged():

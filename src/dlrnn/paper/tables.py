@@ -107,7 +107,7 @@ def _layout(name: str, cells: dict[str, Cell]) -> tuple[dict[str, str], dict[str
     if name == "table5":
         return {each.model: _language_title(each.model) for each in cells.values()}, PG19
     module = table3 if name == "table3" else table4
-    return module.MODELS, {key: column.title for key, column in module.COLUMNS.items()}
+    return module.MODELS, module.TASKS
 
 
 def _model_title(column: dict[str, Any]) -> str:

@@ -85,6 +85,6 @@ def _below(table: Table) -> str:
     found = [(cell, cell.ours["R2"]) for cell in table.grid if "R2" in cell.ours]
     if any(not seeds.is_comparable for _, seeds in found):
         parts.append("* fewer steps than the paper's.")
-    if any(cell.verdict == "worse" for cell, _ in found):
+    if any(cell.verdict() == "worse" for cell, _ in found):
         parts.append("Framed: more than .03 below the paper.")
     return "\n" + "\n".join(textwrap.wrap(" ".join(parts), 150))
