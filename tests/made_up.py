@@ -192,25 +192,21 @@ def every_run():
 
 
 def full():
-    """All of Table 1 with two seeds, curves of 100 points and layers; 40 of Tables 2, 3 and 6."""
+    """Two seeds of everything, with curves of 100 points, and the layers of every DLR and DSS."""
     sizes = {"length": 4096, "states": 256, "channels": 32}
     layers = {
-        (mixer, count): [check_snapshot(each) for each in snapshots(mixer, count, **sizes)]
-        for mixer, count in (("dlr", 1), ("dss", 1), ("dlr", 6))
+        name: [check_snapshot(each) for each in snapshots(mixer, count, **sizes)]
+        for name, mixer, count in (("dlr", "dlr", 1), ("dss", "dss", 1), ("dlr-6", "dlr", 6))
     }
-    runs, others = [], []
+    runs = []
     for name in recipes.RECIPES:
-        table, _, model = name.split("/")
-        if table in ("table2", "table3", "table6"):
-            extras = {"breakdowns": breakdown(0.02)} if "listops" in name else {}
-            extras |= {"pictures": picture()} if "pathfinder" in name else {}
-            extras |= {"snapshots": layers["dlr", 1]} if model.startswith("dlr") else {}
-            others += [run(name, seed, points=100, **extras) for seed in (0, 1)]
-        if table == "table1" and not model.endswith("works"):
-            mixer, count = model.split("-")[0], int(model.split("-")[1])
-            extras = {"snapshots": layers[mixer, count]} if (mixer, count) in layers else {}
-            runs += [run(name, seed, points=100, **extras) for seed in (0, 1)]
-    return [*runs, *(others[k * len(others) // 40] for k in range(40))]
+        table, task, model = name.split("/")
+        files = {"breakdowns": breakdown(0.02)} if "listops" in task else {}
+        files |= {"pictures": picture()} if table == "table3" and "pathfinder" in task else {}
+        mixer = model[:5] if model.startswith("dlr-6") else model[:3]
+        files |= {"snapshots": layers[mixer]} if table != "table5" and mixer in layers else {}
+        runs += [run(name, seed, points=100, **files) for seed in (0, 1)]
+    return runs
 
 
 def write(folder, runs=None):

@@ -121,7 +121,7 @@ def test_a_run_with_fewer_steps_does_not_count_beside_a_whole_one():
     row = next(line for line in markdown([Results("ours", [cut, whole])]).splitlines()
                if line.startswith("| Shift | DLR, 1 layer"))  # fmt: skip
     assert "| 0.960 | ▼ −0.040 |  | 40000 of 40000 | 1 |" in row
-    text = table_page(table_of(whole, cut), [], [])
+    text = table_page(table_of(whole, cut), [])
     assert "<dt>Not in the mean</dt><dd>seed 1: cut short</dd>" in text
     assert "at step 33000, before its end: the command goes on to 40000" in text
     assert cell_of(cut).ours["R2"].mean == 0.99, "alone it counts"
@@ -244,7 +244,7 @@ def test_the_last_evaluation_beside_the_best():
     told = "cells measured: 2 as in the paper; 1 worse by their last evaluation instead of the best"
     assert told in count_text(table)
     assert "| 0.510 | ≈ −0.010 | 0.420 | 40000 of 40000 |" in markdown(results)
-    assert "at the last evaluation 0.420" in table_page(table, results, [])
+    assert "at the last evaluation 0.420" in table_page(table, [])
 
 
 def test_the_last_evaluation_is_unknown_without_whole_curves():

@@ -69,32 +69,6 @@ def test_a_curve_survives_writing_and_reading():
     assert read_curve(curve_bytes(curve)) == curve
 
 
-def test_files_that_are_damaged_are_reported_and_the_rest_is_read(tmp_path):
-    """Truncated files, and folders in their place."""
-    made = made_up.run(SHIFT, pictures=made_up.picture())
-    add([made], tmp_path)
-    stem = made.stem
-    assert read_results(tmp_path, "ours").problems == []
-    picture, curve = tmp_path / "pictures" / f"{stem}.png", tmp_path / "curves" / f"{stem}.csv"
-    picture.write_bytes(picture.read_bytes()[: picture.stat().st_size // 2])
-    curve.write_text("".join(curve.read_text().splitlines(keepends=True)[:3]))
-    (tmp_path / "snapshots" / f"{stem}.jsonl").mkdir(parents=True)
-    (tmp_path / "step-times.json").mkdir()
-    (tmp_path / "notes.json").write_text(json.dumps({SHIFT: "fine", "table1/shfit": "x"}))
-    found = read_results(tmp_path, "ours")
-    assert len(found.records) == len(made.records)
-    assert found.notes[SHIFT] == "fine"
-    for words in (
-        f"{picture} cannot be read",
-        f"{curve} ends at step",
-        f"{stem}.jsonl cannot be read",
-        "step-times.json cannot be read",
-        "has a note on 'table1/shfit', which is no recipe",
-    ):
-        assert sum(words in problem for problem in found.problems) == 1, (words, found.problems)
-    assert len(found.problems) == 5
-
-
 def test_a_byte_that_is_not_text_is_replaced(tmp_path):
     line = made_up.record(note="cafe").to_line().encode().replace(b"cafe", b"caf\xe9")
     (tmp_path / "records.jsonl").write_bytes(b"\xef\xbb\xbf" + line)  # with a mark of Windows

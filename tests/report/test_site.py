@@ -13,10 +13,8 @@ from jinja2 import UndefinedError
 
 import made_up
 from dlrnn.bench.cases import PEERS
-from dlrnn.paper import recipes
 from dlrnn.paper.comparison import OTHERS, counts
 from dlrnn.paper.results import Results, read_results
-from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
 from dlrnn.paper.tables import make_tables
 from dlrnn.report.markdown import markdown
@@ -179,41 +177,25 @@ def test_templates_escape_text_once_and_refuse_unknown_names():
         environment().from_string("{{ nobody }}").render()
 
 
-def test_the_site_is_small(tmp_path):
-    """More than there can be: three seeds of everything, and far too many layers."""
-    runs = [made_up.run(name, seed) for name in recipes.RECIPES for seed in range(3)]
-    layers = made_up.snapshots(layers=6, length=4096, states=256) * 3
-    for run in runs[:40]:
-        many = [dict(each, step=k) for k, each in enumerate(layers)]
-        run.files["snapshots"] = list(map(check_snapshot, many))
-    found = Results("ours")
-    for run in runs:
-        found.records += run.records
-        found.curves[run.stem] = run.files["curves"]
-        if "snapshots" in run.files:
-            found.snapshots[run.stem] = run.files["snapshots"]
-    assert write_site(tmp_path, [found], tmp_path / "none") == []
-    assert size(tmp_path) <= LIMIT
-    assert "Left out to limit the size of the pages: " in (tmp_path / "explorer.html").read_text()
-    (tmp_path / "layers" / "1-mine.js").touch()
-    write_site(tmp_path, [Results("ours")], tmp_path / "none")
-    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
-
-
 def size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_site_is_complete_and_small(full_site):
-    table = make_tables([read_results(full_site.parent / "results", "ours")])[0]
+def test_the_site_is_complete_and_small(full_site, tmp_path):
+    """More than there can be: of many layers one seed and fewer steps are shown."""
+    found = read_results(full_site.parent / "results", "ours")
+    table = make_tables([found])[0]
     assert counts(table)[:2] == (66, 66)
     assert all(len(cell.ours["R2"].records) == 2 for cell in table.grid)
     assert size(full_site) <= LIMIT == 8_000_000
     assert size(full_site.parent / "results") < 40_000_000, "it goes into a repository"
-    scripts = list((full_site / "layers").iterdir())
-    assert len(scripts) >= 44, "every DLR and DSS of Table 1, one seed"
-    steps = {len(json.loads(each.read_text()[:-3].partition(",")[2])) for each in scripts}
-    assert steps == {5}
+    assert len(list((full_site / "layers").iterdir())) >= 44, "every DLR and DSS of Table 1"
+    said = "Left out to limit the size of the pages: "
+    assert said in (full_site / "explorer.html").read_text()
+    write_site(tmp_path, [found], tmp_path / "none")
+    (tmp_path / "layers" / "1-mine.js").touch()
+    write_site(tmp_path, [Results("ours")], tmp_path / "none")
+    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
 
 
 def test_relative_times(tmp_path, site):

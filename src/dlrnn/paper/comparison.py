@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from dlrnn.paper.numbers import LESS_IS_BETTER, PLACES, number
 from dlrnn.paper.records import FULL, Record, Size
+from dlrnn.paper.results import Curve
 
 OURS = "ours"
 SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
@@ -54,8 +55,8 @@ class Seeds:
     """One metric of a table cell, measured with one or more seeds."""
 
     metric: str
-    records: list[Record]
-    lasts: dict[int, float] = field(default_factory=dict)  # by seed: R2 at the end of its curve
+    records: list[Record] = field(default_factory=list)  # by seed
+    curves: dict[int, Curve] = field(default_factory=dict)  # of each seed, {} if it is missing
 
     @property
     def counted(self) -> list[Record]:
@@ -65,8 +66,15 @@ class Seeds:
 
     @property
     def last(self) -> float | None:
-        """The mean of the last evaluations, where the best one counts; None if one is not known."""
-        return mean_of([self.lasts.get(each.seed) for each in self.counted])
+        """The mean of the last R2, where the best one counts; None if one is not known."""
+        return mean_of([self._last(record) for record in self.counted])
+
+    def _last(self, record: Record) -> float | None:
+        """R2 at the end of a curve that reaches the last step. Curves leave NaN out."""
+        curve = self.curves.get(record.seed, {}).get("validation R2")
+        if self.metric != "R2" or not curve or curve[-1][0] != record.steps:
+            return None
+        return curve[-1][1]
 
     @property
     def mean(self) -> float | None:

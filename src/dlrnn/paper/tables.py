@@ -1,6 +1,8 @@
 """The six tables of the paper with their rows, columns and measured numbers."""
 
+from bisect import insort
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 from dlrnn.paper.comparison import OURS, Cell, Seeds, Table
@@ -42,16 +44,10 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             if source != OURS:
                 sources[source] = None
             empty = Cell(record.recipe, {}, finding=one.notes.get(record.recipe, ""))
-            cell = cells.setdefault(record.recipe, empty)
-            metrics = cell.found.setdefault(source, {})
-            seeds = metrics.setdefault(record.metric, Seeds(record.metric, []))
-            seeds.records.append(record)
-            if record.metric == "R2" and (curve := _validated(one, record)):
-                seeds.lasts[record.seed] = curve[-1][1]
-    for cell in cells.values():
-        for by_metric in cell.found.values():
-            for seeds in by_metric.values():
-                seeds.records.sort(key=lambda record: record.seed)
+            metrics = cells.setdefault(record.recipe, empty).found.setdefault(source, {})
+            seeds = metrics.setdefault(record.metric, Seeds(record.metric))
+            insort(seeds.records, record, key=attrgetter("seed"))
+            seeds.curves[record.seed] = one.curves.get(record.stem, {})
     theirs_first = sorted(sources, key=lambda source: source.startswith(f"{OURS}, "))
     rows, columns = _layout(name, cells)
     paper, title = TITLES[name]
@@ -77,12 +73,6 @@ def _told_apart(record: Record, usual: Record) -> str:
     told.append("not tested" if record.is_untested != usual.is_untested else "")
     told.append(f"{record.steps} steps" if record.is_longer != usual.is_longer else "")
     return ", ".join(filter(None, told))
-
-
-def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
-    """The curve of R2 if it reaches the last step; else []. Curves leave NaN out."""
-    curve = results.curves.get(record.stem, {}).get("validation R2", [])
-    return curve if curve and curve[-1][0] == record.steps else []
 
 
 def _column(owner: str, variant: str, *, ours: bool) -> str:
