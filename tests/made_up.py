@@ -58,33 +58,29 @@ def record(recipe=SHIFT, **changed):
     return replace(made, **changed)
 
 
-def run(recipe, seed=0, *, draw=None, variant="", points=60, **files):
+def run(recipe, seed=0, *, variant="", points=60, **files):
     """A run whose numbers are near the paper's, some far from them."""
-    draw = draw or random.Random(f"{recipe} {seed}")
+    draw = random.Random(f"{recipe} {seed}")
     known = recipes.RECIPES[recipe]
-    records, curve = [], {"train loss": [], "validation loss": []}
     asked = known.config.steps
     steps = asked if draw.random() < 0.8 else asked // 8
+    places = [(steps * k // points, k / points) for k in range(1, points + 1)]
+    shared = {"seed": seed, "steps": steps, "variant": variant}
+    records, curve = [], {"train loss": [], "validation loss": []}
     for metric, paper in known.paper.items():
         unit = 1 if metric in ("R2", "loss", "train_loss") else 100
         off = draw.gauss(0, 0.012) - (0.2 * draw.random() if draw.random() < 0.15 else 0)
         value = round(min(float(unit), max(0.0, paper + unit * off)), 4)
-        records.append(
-            record(recipe, seed=seed, metric=metric, value=value, steps=steps, variant=variant)
-        )
+        records.append(record(recipe, metric=metric, value=value, **shared))
         speed = draw.uniform(2, 12)
         if "loss" not in metric:
             curve[f"validation {metric}"] = [
-                (
-                    steps * k // points,
-                    value * (1 - math.exp(-speed * k / points)) + unit * draw.gauss(0, 0.004),
-                )
-                for k in range(1, points + 1)
+                (step, value * (1 - math.exp(-speed * share)) + unit * draw.gauss(0, 0.004))
+                for step, share in places
             ]
     for name in ("train loss", "validation loss"):
         curve[name] = [
-            (steps * k // points, 0.3 * math.exp(-5 * k / points) + 0.01 * draw.random())
-            for k in range(1, points + 1)
+            (step, 0.3 * math.exp(-5 * share) + 0.01 * draw.random()) for step, share in places
         ]
     return Collected(records, {"curves": curve, **files})
 
@@ -108,14 +104,11 @@ def breakdown(share):
     return {"by height": heights, "by operator": operators}
 
 
-def seeded(number):
-    return torch.Generator().manual_seed(number)
-
-
 def picture():
     figure, content = Figure(figsize=(6, 3)), io.BytesIO()
     for k, axes in enumerate(figure.subplots(2, 4).flat):
-        axes.imshow(torch.randint(0, 3, (32, 32), generator=seeded(k)).numpy())
+        seeded = torch.Generator().manual_seed(k)
+        axes.imshow(torch.randint(0, 3, (32, 32), generator=seeded).numpy())
         axes.set(xticks=[], yticks=[])
     figure.savefig(content, dpi=110)
     return content.getvalue()
@@ -157,14 +150,8 @@ def step_times():
         for k, n in enumerate(names)
     ]
     higher = [
-        {
-            "task": "ListOps-SubTrees",
-            "model": name,
-            "ms": 9.0 * k,
-            "relative": 1.0 * k,
-            "paper": 8.0,
-        }
-        for k, name in enumerate(("DLR", "DSS-exp", "LocalAttention"), start=1)
+        {"task": "ListOps-SubTrees", "model": n, "ms": 9.0 * k, "relative": 1.0 * k, "paper": 8.0}
+        for k, n in enumerate(("DLR", "DSS-exp", "LocalAttention"), start=1)
     ]
     higher.append({**higher[-1], "ms": 5.5, "relative": 0.5, "precision": "bf16"})
     where = {"case": {}, "device": "made-up GPU", "threads": 1, "torch": "0.0"}

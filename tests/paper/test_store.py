@@ -77,38 +77,24 @@ def test_a_further_metric_of_the_same_run_is_added(tmp_path):
     assert set(stored(tmp_path, "metric")) == {"train_loss", "loss"}
 
 
+LISTOPS = "table3/listops-subtrees/dlr"
+CUT = {"steps": 10, "differs": "steps 10 (40000)"}
+OTHER = "kept the one with other settings (those of the recipe, here lr 0.3 (0.1)); --variant"
+
+
 @pytest.mark.parametrize(
     ("recipe", "old", "new", "said"),
     [
-        (
-            SHIFT,
-            {"steps": 10, "differs": "steps 10 (40000)"},
-            {"steps": 20, "differs": "lr 0.3 (0.1)"},
-            "kept the one with other settings (those of the recipe, here lr 0.3 (0.1)); --variant",
-        ),
-        (
-            SHIFT,
-            {"steps": 10, "differs": "steps 10 (40000)"},
-            {"steps": 30},
-            "replaced one with 10",
-        ),
-        (
-            SHIFT,
-            {"wall_seconds": None, "value": 0.9},
-            {"wall_seconds": None, "value": 0.1},
-            "--replace takes this one",
-        ),
-        (
-            "table3/listops-subtrees/dlr",
-            {"steps": 100, "split": "test"},
-            {"steps": 200, "split": "validation"},
-            "kept the one with 100 steps",
-        ),
+        (SHIFT, CUT, {"steps": 20, "differs": "lr 0.3 (0.1)"}, OTHER),
+        (SHIFT, CUT, {"steps": 30}, "replaced one with 10"),
+        (SHIFT, {"value": 0.9}, {"value": 0.1}, "--replace takes this one"),
+        (LISTOPS, {"steps": 9}, {"steps": 20, "split": "validation"}, "kept the one with 9 steps"),
+        (SHIFT, {"steps": 40000}, {"steps": 80000}, "kept the one with 40000 steps"),
     ],
-    ids=["other settings", "fewer steps", "no times", "not tested"],
+    ids=["other settings", "fewer steps", "no times", "not tested", "more than the paper's"],
 )
 def test_which_of_two_runs_is_kept(recipe, old, new, said, tmp_path):
-    made = made_up.run(recipe)
+    made = changed(made_up.run(recipe), wall_seconds=None)
     add([changed(made, **old)], tmp_path)
     assert said in add([changed(made, **new)], tmp_path)[0]
     kept = new if said.startswith("replaced") else old
@@ -126,21 +112,13 @@ def test_the_same_run_read_again_replaces(tiny_run, tmp_path):
     assert (record.value, record.split) == (0.123, "test")
 
 
-def test_a_run_of_another_commit_is_kept_unless_replace(tiny_run, copy, tmp_path):
-    environment = json.loads((copy / "environment.json").read_text()) | {"git": "0" * 40}
-    (copy / "environment.json").write_text(json.dumps(environment | {"changed": False}))
-    timing = [json.loads(line) for line in (copy / "timing.jsonl").read_text().splitlines()]
-    made_up.jsonl(
-        copy / "timing.jsonl", [each | {"seconds": 2 * each["seconds"] + 1} for each in timing]
-    )
-    here, there = collect(tiny_run), collect(copy)
-    assert there.records[0].commit == "0" * 40
-    add([there], tmp_path / "results")
-    (said,) = add([here], tmp_path / "results")
+def test_a_run_of_another_commit_is_kept_unless_replace(tiny_run, tmp_path):
+    here = collect(tiny_run)
+    add([changed(here, commit="0" * 40, wall_seconds=1e3)], tmp_path)
+    (said,) = add([here], tmp_path)
     assert "kept the one with 4 steps of commit 000000000; --replace takes this one" in said
-    assert "replaced" in add([here], tmp_path / "results", replace=True)[0]
-    (record,) = read_results(tmp_path / "results", "ours").records
-    assert record.commit == here.records[0].commit
+    assert "replaced" in add([here], tmp_path, replace=True)[0]
+    assert stored(tmp_path, "commit") == [here.records[0].commit]
 
 
 def test_adding_from_several_threads_loses_nothing(tmp_path):

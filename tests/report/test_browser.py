@@ -166,9 +166,6 @@ def test_a_cell_has_an_address(visit):
     assert page.locator("dialog[open] h2").inner_text().startswith("Shift")
     page.locator("dialog[open] .close").click()
     assert page.locator("dialog").first.is_hidden()
-
-
-def test_without_javascript(visit):
     page = visit("table1#cell-table1-shift-dlr-1", java_script_enabled=False)
     assert page.locator("#cell-table1-shift-dlr-1").is_visible()
     assert page.locator("table.list").is_visible()

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -132,25 +131,14 @@ def test_damaged_files_do_not_stop_the_site(seed, tmp_path):
 
 
 def test_texts_of_records_are_escaped(tmp_path):
-    evil = replace(
-        made_up.run("table1/shift/dlr-1"),
-        records=[
-            made_up.record(
-                variant=variant,
-                note=EVIL,
-                command=EVIL,
-                hardware=EVIL,
-                commit=EVIL,
-                metric=metric,
-                recipe=name,
-                differs=EVIL,
-                versions={EVIL: EVIL},
-            )
-            for variant in ("", EVIL)
-            for metric in ("R2", EVIL)
-            for name in ("table1/shift/dlr-1", f"table1/{EVIL.replace('/', '')}/x")
-        ],
-    )
+    texts = dict.fromkeys(("note", "command", "hardware", "commit", "differs"), EVIL)
+    evil = made_up.run("table1/shift/dlr-1")
+    evil.records[:] = [
+        made_up.record(name, variant=variant, metric=metric, versions={EVIL: EVIL}, **texts)
+        for variant in ("", EVIL)
+        for metric in ("R2", EVIL)
+        for name in ("table1/shift/dlr-1", f"table1/{EVIL.replace('/', '')}/x")
+    ]
     layers = made_up.snapshots()
     layers[0]["layers"][0]["name"] = EVIL
     add([evil, made_up.run("table1/shift/dss-1", snapshots=layers)], tmp_path / "results")
@@ -260,27 +248,16 @@ def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
 
 
 def test_facts_that_seeds_share_are_said_once(tmp_path):
-    changed = [
-        {"note": "warm", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.1"}},
-        {"note": "cold", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.2"}},
-    ]
-    times = [(0.5, 100.0, 7001), (0.6, 110.0, 7002)]
-    records = [
-        made_up.record(
-            seed=k, **changed[k], seconds_per_step=step, wall_seconds=wall, parameters=count
-        )
-        for k, (step, wall, count) in enumerate(times)
-    ]
+    one = {"note": "warm", "versions": {"torch": "0.1"}, "parameters": 7001}
+    one |= {"seconds_per_step": 0.5, "wall_seconds": 100.0}
+    other = {"note": "cold", "versions": {"torch": "0.2"}, "parameters": 7002}
+    other |= {"seconds_per_step": 0.6, "wall_seconds": 110.0, "seed": 1}
+    records = [made_up.record(differs="lr 0.1 (0.2)", **fields) for fields in (one, other)]
     write_site(tmp_path, [Results("ours", records)], tmp_path / "none")
     text = Page((tmp_path / "table1.html").read_text()).text
     for words in (
-        "the validation split",
-        "lr 0.1 (0.2)",
-        "warm; cold",
-        "torch 0.1; torch 0.2",
-        "500 ms; 600 ms",
-        "100 s; 110 s",
-        "7001; 7002",
+        *("the validation split", "lr 0.1 (0.2)", "warm; cold", "torch 0.1; torch 0.2"),
+        *("500 ms; 600 ms", "100 s; 110 s", "7001; 7002"),
     ):
         assert words in text
     assert text.count("made-up GPU") == 1, "what they share is said once"

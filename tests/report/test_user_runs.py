@@ -117,12 +117,8 @@ def test_user_runs_are_columns_of_the_grid(site, visit):
     shift, cumsum, cummax, reverse, solve = (
         rows[task][:4] for task in ("Shift", "CumSum", "CumMax", "Reverse", "Solve")
     )
-    assert [cell[1] for cell in shift] == [
-        "near",
-        "further near",
-        "further unknown",
-        "empty further",
-    ]
+    kinds = ["near", "further near", "further unknown", "empty further"]
+    assert [cell[1] for cell in shift] == kinds
     assert shift[0][2].startswith("paper 1.00 0.990 ≈ −0.010")
     assert shift[1][2].startswith("0.970 ≈ −0.030")
     assert shift[2][2] == "1.000 tiny, 200 of 1000 steps", "no difference, no colour"
