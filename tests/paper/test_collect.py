@@ -233,18 +233,19 @@ def test_the_path_names_the_recipe_if_its_task_is_the_same(tiny_run, tmp_path):
 
 
 def test_a_name_and_a_variant_can_be_given(tiny_run, tmp_path, capsys):
-    into = ["--into", str(tmp_path), "--recipe", "table2/256/dlr", "--variant", "fp32 phases"]
-    assert main(["results", "add", str(tiny_run), *into]) == 0
-    (record,) = read_results(tmp_path, "ours").records
-    assert (record.recipe, record.variant) == ("table2/256/dlr", "fp32 phases")
-    assert record.steps_asked == 1000, "those of the tiny scale"
-    capsys.readouterr()
-    into = ["--into", str(tmp_path / "more"), "--variant", "mine"]
-    assert main(["results", "add", str(tiny_run), *into]) == 0
-    assert "_mine_seed-0: 4 of 1000 steps of a tiny run, added\n" in capsys.readouterr().out
-    found = read_results(tmp_path / "more", "ours")
-    assert found.records[0].size == "tiny"
-    assert make_tables([found])[0].cells[SHIFT].difference("R2", "ours, mine") is None
+    into = ["--into", str(tmp_path), "--variant", "fp32 phases"]
+    for more in (["--recipe", "table2/256/dlr"], []):
+        assert main(["results", "add", str(tiny_run), *into, *more]) == 0
+    said = "_fp32-phases_seed-0: 4 of 1000 steps of a tiny run, added\n"
+    assert said in capsys.readouterr().out
+    found = read_results(tmp_path, "ours")
+    assert {(each.recipe, each.variant) for each in found.records} == {
+        ("table2/256/dlr", "fp32 phases"),
+        (SHIFT, "fp32 phases"),
+    }
+    sizes = {(each.size, each.steps_asked) for each in found.records}
+    assert sizes == {("tiny", 1000)}, "those of the tiny scale"
+    assert make_tables([found])[0].cells[SHIFT].difference("R2", "ours, fp32 phases") is None
 
 
 # ---------------------------------------------------------------------------------- early stops

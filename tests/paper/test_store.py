@@ -61,20 +61,18 @@ def test_a_run_is_replaced_with_all_its_metrics(tmp_path):
     old, new, longer = (changed(made, steps=n, value=float(n)) for n in (10, 20, 30))
     assert [record.metric for record in old.records] == ["train_loss", "loss"]
     new = replace(new, records=new.records[1:])
-    add([old], tmp_path)
-    assert "replaced one with 10 steps" in add([new], tmp_path)[0]
-    assert stored(tmp_path, "value") == [20]
-    assert [record.value for record in in_memory([old, new], "yours").records] == [20]
-    assert "kept the one with 20 steps" in add([old], tmp_path)[0]
-    assert "replaced one with 20 steps" in add([longer], tmp_path)[0]
-    assert stored(tmp_path, "value") == [30, 30]
-
-
-def test_a_further_metric_of_the_same_run_is_added(tmp_path):
-    run = changed(made_up.run("table5/pg19/dlr-16-pre"), steps=10)
-    add([replace(run, records=run.records[1:])], tmp_path)
-    assert "already there" in add([run], tmp_path)[0]
-    assert set(stored(tmp_path, "metric")) == {"train_loss", "loss"}
+    assert in_memory([old, new], "yours").records == new.records
+    for run, said, values in (
+        (old, "added", [10, 10]),
+        (new, "replaced one with 10 steps", [20]),
+        (old, "kept the one with 20 steps", [20]),
+        (longer, "replaced one with 20 steps", [30, 30]),
+    ):
+        assert said in add([run], tmp_path)[0]
+        assert stored(tmp_path, "value") == values
+    add([replace(longer, records=longer.records[1:])], tmp_path / "more")
+    assert "already there" in add([longer], tmp_path / "more")[0], "a further metric is added"
+    assert set(stored(tmp_path / "more", "metric")) == {"train_loss", "loss"}
 
 
 LISTOPS = "table3/listops-subtrees/dlr"

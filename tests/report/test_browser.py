@@ -105,19 +105,14 @@ def test_the_ceiling_is_explained(visit):
             assert words in note.inner_text()
 
 
-def test_every_link_leads_somewhere(visit, site):
+def test_every_page_is_reached(visit, site):
+    """From any page, which says where one is; `test_site` follows all other links."""
     page = visit("index")
     for name in PAGES:
         page.locator(f"nav a[href='{name}.html']").click()
         assert page.url == f"{(site / name).as_uri()}.html"
         here = page.locator("nav a[aria-current='page']")
         assert here.get_attribute("href") == f"{name}.html"
-        for link in page.locator("a").evaluate_all(
-            "links => links.map(a => a.getAttribute('href'))"
-        ):
-            file, _, target = link.partition("#")
-            assert not file or (site / file).exists()
-            assert not target or page.locator(f"[id='{target}']").count() == 1
 
 
 @pytest.mark.parametrize("name", [f"table{k}" for k in range(1, 7)])
@@ -266,23 +261,19 @@ def test_the_explorer(visit):
 
 
 def test_a_single_snapshot_has_no_slider(visit, tmp_path):
-    only = made_up.snapshots()[-1:]
     runs = [
-        made_up.run("table1/shift/dlr-1", snapshots=only),
+        made_up.run("table1/shift/dlr-1", snapshots=made_up.snapshots()[-1:]),
         made_up.run("table1/shift/dss-1", snapshots=made_up.snapshots("dss")),
     ]
     made_up.add(runs, tmp_path / "results")
     write_site(tmp_path / "site", [read_results(tmp_path / "results", "ours")], tmp_path / "none")
     page = visit("explorer", at=tmp_path / "site")
     page.locator("#explorer figure").first.wait_for()
-    keys = page.locator("#run option").evaluate_all("all => all.map(one => one.value)")
-    for key, shown in zip(
-        keys, ("40000 (the only snapshot)", "40000 (snapshot 5 of 5)"), strict=True
-    ):
-        page.locator("#run").select_option(key)
+    for place, shown in enumerate(("the only snapshot", "snapshot 5 of 5")):
+        page.locator("#run").select_option(index=place)
         page.locator(IN_FULL).wait_for()
-        assert page.locator("#step-shown").inner_text() == shown
-        assert page.locator("#step").is_visible() == ("only" not in shown)
+        assert page.locator("#step-shown").inner_text() == f"40000 ({shown})"
+        assert page.locator("#step").is_visible() == (place == 1)
 
 
 def test_hostile_records_stay_text(visit, tmp_path):

@@ -137,10 +137,9 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
 def _names(folders: list[Path]) -> list[str]:
     """The names of their columns, with the parent's name where two folders have one name."""
     alone = [each.absolute().name for each in folders]
-    names = [
-        name if alone.count(name) == 1 else f"{each.absolute().parent.name}/{name}"
-        for name, each in zip(alone, folders, strict=True)
-    ]
+    parents = [f"{each.absolute().parent.name}/" for each in folders]
+    pairs = zip(alone, parents, strict=True)
+    names = [name if alone.count(name) == 1 else parent + name for name, parent in pairs]
     for name in names:
         if name in ("ours", "yours"):
             raise ValueError(f"a folder of results cannot be named {name}: rename it")

@@ -77,7 +77,7 @@ def collect(
         seconds_per_step=per_step,
         wall_seconds=wall,
         parameters=result.get("parameters"),
-        command=nearest.command + " --early-stop" * bool(result.get("stopped")),
+        command=f"{nearest.command} --early-stop" if result.get("stopped") else nearest.command,
         differs=nearest.differs,
         note=note,
         scale=nearest.size,

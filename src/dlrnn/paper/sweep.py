@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,10 @@ def sweep(
         except ValueError as error:  # the other runs go on
             said[run.path] = brief(error)
             refused.add(run.path)
-    said |= _submit(waiting, Path(out), slurm, device) if slurm else _run_all(waiting, jobs)
+    if slurm is None:
+        said |= _run_all(waiting, jobs)
+    else:
+        said |= _submit(waiting, Path(out), slurm, device)
     rows = []
     for run in runs:
         status, problem = "", said.get(run.path, "")
@@ -125,13 +129,11 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
     """Run `jobs` runs at a time. Ctrl-C and SIGTERM stop the runs, each with a checkpoint."""
     running: list[subprocess.Popen[bytes]] = []
     stopped = threading.Event()
-
-    def run(job: Job) -> str:
-        return run_job(job, running, stopped)
-
-    with _terminated_as_interrupted(stopped), ThreadPoolExecutor(jobs) as pool:
+    paths = [job.run.path for job in waiting]
+    with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
         try:
-            return dict(zip((job.run.path for job in waiting), pool.map(run, waiting), strict=True))
+            said = pool.map(run_job, waiting, repeat(running), repeat(stopped))
+            return dict(zip(paths, said, strict=True))
         except KeyboardInterrupt:
             stopped.set()
             for process in running.copy():
@@ -140,16 +142,15 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
 
 
 @contextmanager
-def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
+def _terminated_as_interrupted() -> Iterator[None]:
     """Turn the first SIGTERM into KeyboardInterrupt; `timeout` sends a second one, ignored here."""
     if threading.current_thread() is not threading.main_thread():  # only it can set signal handlers
         yield
         return
 
     def interrupt(*_: object) -> None:
-        if not stopped.is_set():
-            stopped.set()
-            raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

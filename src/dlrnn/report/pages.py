@@ -1,6 +1,6 @@
 """The overview, and the pages of ListOps and Pathfinder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlrnn.paper.comparison import OURS, Table, counts
@@ -106,11 +106,6 @@ def _breakdown_rows(found: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f}"
-
-
-def pathfinder(images: Mapping[str, str], problems: Sequence[str]) -> str:
-    """The page with predictions as pictures: the titles of the runs by file."""
-    return render("pathfinder", page="pathfinder", problems=problems, images=images)
 
 
 def runs_with(

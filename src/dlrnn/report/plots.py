@@ -45,8 +45,10 @@ class Series:
     @property
     def look(self) -> str:
         """Its classes in report.css; many points are shown only when asked for."""
-        dashed, dense = self.dashed * " dashed", self.is_dense * " dense"
-        return f"line {self.style_class}{dashed}{dense}"
+        classes = ["line", self.style_class]
+        classes += ["dashed"] if self.dashed else []
+        classes += ["dense"] if self.is_dense else []
+        return " ".join(classes)
 
     @property
     def is_dense(self) -> bool:

@@ -10,9 +10,10 @@ from dlrnn.common.untrusted import open_regular
 from dlrnn.paper.results import Results
 from dlrnn.paper.tables import make_tables
 from dlrnn.report import pages
-from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
+from dlrnn.report.explorer import explorer_runs, fitted, left_out
 from dlrnn.report.speed import read_lengths, speed
 from dlrnn.report.table_page import table_page
+from dlrnn.report.templates import render
 
 LIMIT = 8_000_000
 """The most bytes of a site; layers that do not fit are left out, and the explorer says so."""
@@ -33,14 +34,17 @@ def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path)
     content = {name: files("dlrnn.report").joinpath("assets", name).read_bytes() for name in ASSETS}
     images = {}
     for place, (title, record, one) in enumerate(pages.runs_with("pictures", results, tables)):
-        images[name := f"{place}-{record.stem}.png"] = title
+        name = f"{place}-{record.stem}.png"
+        images[name] = title
         content[f"pictures/{name}"] = one.pictures[record.stem]
-    drawn["pathfinder"] = pages.pathfinder(images, said)
+    drawn["pathfinder"] = render("pathfinder", page="pathfinder", problems=said, images=images)
     used = sum(len(page) for page in drawn.values()) + sum(map(len, content.values()))
     runs = explorer_runs(results, tables)
     kept, steps = fitted(runs, int(0.96 * LIMIT) - used)  # the rest is for the explorer's page
     content |= {f"layers/{run.key}.js": run.script(steps) for run in kept}
-    drawn["explorer"] = explorer(kept, left_out(runs, kept), said)
+    drawn["explorer"] = render(
+        "explorer", page="explorer", problems=said, runs=kept, missing=left_out(runs, kept)
+    )
     content |= {f"{name}.html": text.encode(errors="replace") for name, text in drawn.items()}
     for name, data in content.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
