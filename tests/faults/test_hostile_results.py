@@ -15,9 +15,8 @@ from hostile import bounded_memory, deadline, run_command, tree
 from PIL import Image
 
 import made_up
-from dlrnn.paper.collect import Collected
 from dlrnn.paper.records import parse_record
-from dlrnn.paper.results import PNG, read_picture, read_results
+from dlrnn.paper.results import PNG, Collected, read_picture, read_results
 from dlrnn.paper.store import add
 from dlrnn.report.site import write_site
 from dlrnn.report.templates import MOST_PROBLEMS
@@ -35,7 +34,7 @@ FILES = (
 
 
 def collected(record):
-    return Collected([record], CURVE, None, None, None)
+    return Collected([record], {"curves": CURVE})
 
 
 def picture():

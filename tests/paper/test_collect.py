@@ -41,17 +41,17 @@ def test_a_run_becomes_a_record(tiny_run):
     assert record.seconds_per_step > 0
     assert record.wall_seconds > 0
     assert "steps 4 (" in record.differs
-    assert [step for step, _ in run.curve["validation R2"]] == [2, 4]
+    assert [step for step, _ in run.files["curves"]["validation R2"]] == [2, 4]
 
 
 def test_the_command_repeats_the_run(tiny_run, tmp_path):
     run = collect(tiny_run)
-    words = run.records[0].command.split()
-    assert words[:3] == ["dlrnn", "train", SHIFT]
-    assert main([*words[1:], "--out", str(tmp_path / "again"), *SILENT]) == 0
+    dlrnn, *words = shlex.split(run.records[0].command)
+    assert [dlrnn, *words[:2]] == ["dlrnn", "train", SHIFT]
+    assert main([*words, "--out", str(tmp_path / "again"), *SILENT]) == 0
     again = collect(tmp_path / "again")
     assert again.records[0].value == run.records[0].value
-    assert again.curve == run.curve
+    assert again.files == run.files
 
 
 def test_the_command_drops_options_that_the_run_does_not_have(copy):
@@ -82,21 +82,17 @@ def test_times_of_a_resumed_run(copy):
 
 def test_a_run_that_is_not_complete(tiny_run, copy, tmp_path, capsys):
     (copy / "result.json").unlink()
-    into = ["--into", str(tmp_path / "results")]
-    assert main(["results", "add", str(copy), *into]) == 2
-    assert "is not complete: 4 of 4 steps" in capsys.readouterr().err
     shutil.copytree(tiny_run, tmp_path / "both" / "good")
     shutil.copytree(copy, tmp_path / "both" / "stopped")
-    assert main(["results", "add", str(tmp_path / "both"), *into]) == 0
-    out, err = capsys.readouterr()
-    assert "left out: " in err
-    assert "added" in out
-    assert main(["results", "add", str(copy), *into, "--unfinished"]) == 0
-    for wrong, said in (
-        ([str(tmp_path / "results")], "there is no run in"),
-        ([str(copy), "--recipe", "table1/shfit"], "did you mean"),
+    for arguments, status, said in (
+        ([copy], 2, "is not complete: 4 of 4 steps"),
+        ([tmp_path / "both"], 0, "left out: "),
+        ([copy, "--unfinished"], 0, ""),
+        ([tmp_path / "results"], 2, "there is no run in"),
+        ([copy, "--recipe", "table1/shfit"], 2, "did you mean"),
     ):
-        assert main(["results", "add", *wrong, *into]) == 2
+        into = ["--into", str(tmp_path / "results")]
+        assert main(["results", "add", *map(str, arguments), *into]) == status
         assert said in capsys.readouterr().err
 
 
@@ -118,7 +114,7 @@ def test_the_test_of_the_best_checkpoint_counts(tmp_path, capsys):
     changed_json(path / "result.json", best_step=77)
     with pytest.raises(ValueError, match="was trained and not evaluated yet: run `dlrnn eval"):
         collect(path)  # the tested checkpoint is not the best one any more
-    assert collect(path, unfinished=True).breakdown is None
+    assert "breakdowns" not in collect(path, unfinished=True).files
     rows = [{"step": k, "split": "validation", "loss": 1.0, "accuracy": k / 10} for k in (1, 3, 2)]
     jsonl(path / "records.jsonl", rows)
     (path / "test.json").unlink()
@@ -131,27 +127,23 @@ def test_a_language_model_has_two_losses(tmp_path):
     model = LanguageConfig(**sizes, vocabulary=32, dt_min=0.05, dt_max=0.5, kernel_length=32)
     task = TaskConfig("pg19", {"length": 32, "folder": str(tiny_books(tmp_path))})
     config = RunConfig(task, model, steps=2, batch_size=2, log_every=1, eval_batches=1)
-    run_training(tmp_path / "run", config, device=DEVICE.type, show=False, writer="none")
-    stopped = collect(tmp_path / "run", unfinished=True).records
-    path = tmp_path / "run" / "records.jsonl"
-    before = path.read_text()
-    rows = [
-        {"step": 2, "split": "validation", "loss": v, "perplexity": 9.0} for v in (5.0, 3.0, 4.0)
-    ]
-    path.write_text(before + "".join(json.dumps(each) + "\n" for each in rows))
-    best = collect(tmp_path / "run", unfinished=True).records[-1].value
+    run = tmp_path / "run"
+    run_training(run, config, device=DEVICE.type, show=False, writer="none")
+    stopped = collect(run, unfinished=True).records
+    lines = RunDirectory(run).records()
+    evaluation = {"step": 2, "split": "validation", "perplexity": 9.0}
+    jsonl(run / "records.jsonl", [*lines, *(evaluation | {"loss": v} for v in (5.0, 3.0, 4.0))])
+    best = collect(run, unfinished=True).records[-1].value
     assert best == min(3.0, stopped[-1].value), "the least loss"
-    path.write_text(before)
-    assert main(["eval", str(tmp_path / "run"), "--device", DEVICE.type]) == 0
-    found = collect(tmp_path / "run")
-    last = [each for each in RunDirectory(tmp_path / "run").records() if each["split"] == "train"][
-        -1
-    ]
+    jsonl(run / "records.jsonl", lines)
+    assert main(["eval", str(run), "--device", DEVICE.type]) == 0
+    found = collect(run)
+    last = [each["loss"] for each in lines if each["split"] == "train"][-1]
     for records in (stopped, found.records):
         assert [record.metric for record in records] == ["train_loss", "loss"]
-        assert records[0].value == pytest.approx(last["loss"], rel=1e-5)
-    ((_, loss),) = found.curve["validation loss"]
-    ((_, perplexity),) = found.curve["validation perplexity"]
+        assert records[0].value == pytest.approx(last, rel=1e-5)
+    ((_, loss),) = found.files["curves"]["validation loss"]
+    ((_, perplexity),) = found.files["curves"]["validation perplexity"]
     assert perplexity == pytest.approx(math.exp(loss)), "not a percentage"
 
 
@@ -207,15 +199,15 @@ def test_a_damaged_result_is_refused(copy, tmp_path, content, capsys):
     assert main(["train", "--resume", str(copy), "--device", "cpu"]) == 2
 
 
-def test_records_that_end_before_their_run_are_refused(copy):
-    first, *_ = (copy / "records.jsonl").read_text().splitlines(keepends=True)
-    for content, said in (
-        (first, r"is damaged: it ends at step \d, and the run"),
-        ("", "it has no record of a complete run"),
-    ):
-        (copy / "records.jsonl").write_text(content)
-        with pytest.raises(ValueError, match=said):
-            collect(copy, unfinished=True)
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [(1, r"is damaged: it ends at step \d, and the run"), (0, "no record of a complete run")],
+)
+def test_records_that_end_before_their_run_are_refused(lines, said, copy):
+    path = copy / "records.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(ValueError, match=said):
+        collect(copy, unfinished=True)
 
 
 def test_a_recipe_of_another_task_is_refused(tiny_run, tmp_path, capsys):
@@ -241,18 +233,19 @@ def test_the_path_names_the_recipe_if_its_task_is_the_same(tiny_run, tmp_path):
 
 
 def test_a_name_and_a_variant_can_be_given(tiny_run, tmp_path, capsys):
-    into = ["--into", str(tmp_path), "--recipe", "table2/256/dlr", "--variant", "fp32 phases"]
-    assert main(["results", "add", str(tiny_run), *into]) == 0
-    (record,) = read_results(tmp_path, "ours").records
-    assert (record.recipe, record.variant) == ("table2/256/dlr", "fp32 phases")
-    assert record.steps_asked == 1000, "those of the tiny scale"
-    capsys.readouterr()
-    into = ["--into", str(tmp_path / "more"), "--variant", "mine"]
-    assert main(["results", "add", str(tiny_run), *into]) == 0
-    assert "_mine_seed-0: 4 of 1000 steps of a tiny run, added\n" in capsys.readouterr().out
-    found = read_results(tmp_path / "more", "ours")
-    assert found.records[0].size == "tiny"
-    assert make_tables([found])[0].cells[SHIFT].difference("R2", "ours, mine") is None
+    into = ["--into", str(tmp_path), "--variant", "fp32 phases"]
+    for more in (["--recipe", "table2/256/dlr"], []):
+        assert main(["results", "add", str(tiny_run), *into, *more]) == 0
+    said = "_fp32-phases_seed-0: 4 of 1000 steps of a tiny run, added\n"
+    assert said in capsys.readouterr().out
+    found = read_results(tmp_path, "ours")
+    assert {(each.recipe, each.variant) for each in found.records} == {
+        ("table2/256/dlr", "fp32 phases"),
+        (SHIFT, "fp32 phases"),
+    }
+    sizes = {(each.size, each.steps_asked) for each in found.records}
+    assert sizes == {("tiny", 1000)}, "those of the tiny scale"
+    assert make_tables([found])[0].cells[SHIFT].difference("R2", "ours, fp32 phases") is None
 
 
 # ---------------------------------------------------------------------------------- early stops
@@ -266,12 +259,13 @@ def made_run(
     shutil.copy(tiny_run / "environment.json", path)
     config = with_overrides(recipes.scaled(recipes.get(recipe), scale), list(overrides))
     (path / "config.json").write_text(config.to_json())
-    train_line = {"split": "train", "loss": 0.1, "lr": 0.1}
+    first, last = (
+        {"step": step, "split": "train", "loss": 0.1, "lr": 0.1} for step in (every, steps + 50)
+    )
     evaluations = [
         {"step": every * k, "split": "validation", "R2": value, "loss": 0.1}
         for k, value in enumerate(values, start=1)
     ]
-    first, last = ({"step": step, **train_line} for step in (every, steps + 50))
     jsonl(path / "records.jsonl", [first, *evaluations, last])
     return path
 
@@ -323,23 +317,17 @@ def test_a_short_run_has_fewer_steps_than_the_paper(tiny_run, tmp_path):
     run = made_run(tiny_run, tmp_path / "run", [0.9] * 8, steps=4000, every=500, scale="short")
     (record,) = collect(run, unfinished=True).records
     assert (record.variant, record.size, record.steps_asked) == ("", "full", 40000)
-    assert record.is_cut
-    assert record.differs == "steps 4000 (40000)"
+    assert (record.is_cut, record.differs) == (True, "steps 4000 (40000)")
     assert "--scale short" in record.command
 
 
 @pytest.mark.parametrize(
     ("changes", "stopped"),
-    [
-        ([], True),
-        (["--schedule", "cosine"], False),
-        (["--warmup", "100"], False),
-        (["--lr", "1"], True),
-    ],
+    [("", True), ("--schedule cosine", False), ("--warmup 100", False), ("--lr 1", True)],
 )
 def test_a_run_with_another_schedule_did_not_stop_early(changes, stopped, tiny_run, tmp_path):
-    values = [0.995] * 20
-    run = made_run(tiny_run, tmp_path / "run", values, steps=20000, overrides=changes)
+    changed = {"steps": 20000, "overrides": changes.split()}
+    run = made_run(tiny_run, tmp_path / "run", [0.995] * 20, **changed)
     (record,) = collect(run, unfinished=True).records
     assert bool(record.stopped) == stopped
 

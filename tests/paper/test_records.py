@@ -25,17 +25,16 @@ def test_a_record_survives_writing_and_reading():
     ("change", "said"),
     [
         ({"version": VERSION + 1}, "has version 2, and this dlrnn reads up to 1"),
-        ({"value": "1"}, "'value'"),
-        ({"value": True}, "'value'"),
+        ({"value": "1"}, "value must be a number or null, not '1'"),
+        ({"value": True}, "value must be a number or null, not True"),
         ({"value": math.nan}, "not finite"),
         ({"recipe": "../../etc"}, "not table/task/model"),
-        ({"steps": 1.5}, "'steps'"),
-        ({"versions": {"torch": 2}}, "'versions'"),
-        ({"colour": 1}, "unknown field 'colour'"),
-        ({"scale": 3}, "'scale'"),
+        ({"steps": 1.5}, "steps must be a whole number"),
+        ({"versions": {"torch": 2}}, "versions.torch must be text"),
+        ({"colour": 1}, "unknown key 'colour'"),
         ({"recipe": "table9/x/y"}, "has the table 'table9' instead of one of table1, table2"),
-        ({"split": "tset"}, "has the split 'tset' instead of one of train, validation, test"),
-        ({"scale": "huge"}, "has the scale 'huge' instead of one of full, tiny, changed"),
+        ({"split": "tset"}, "split must be train or validation or test"),
+        ({"scale": "huge"}, "scale must be full or tiny or changed"),
         ({"steps": -3}, "has -3 of 40000 steps"),
         ({"steps_asked": 0}, "has 40000 of 0 steps"),
     ],
@@ -47,7 +46,7 @@ def test_a_line_with_a_wrong_value_is_refused(change, said):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "has no")]
+    ("line", "said"), [("{", "not JSON"), ("[]", "must be a JSON object"), ("{}", "lacks")]
 )
 def test_a_line_that_is_not_a_record_is_refused(line, said):
     with pytest.raises(ValueError, match=said):
@@ -68,32 +67,6 @@ def test_names_of_files_have_no_special_characters():
 def test_a_curve_survives_writing_and_reading():
     curve = {"train loss": [(1, 0.5), (2, 0.25)], "validation R2": [(2, 0.125)]}
     assert read_curve(curve_bytes(curve)) == curve
-
-
-def test_files_that_are_damaged_are_reported_and_the_rest_is_read(tmp_path):
-    """Truncated files, and folders in their place."""
-    made = replace(made_up.run(SHIFT), picture=made_up.picture(), snapshots=None)
-    add([made], tmp_path)
-    stem = made.stem
-    assert read_results(tmp_path, "ours").problems == []
-    picture, curve = tmp_path / "pictures" / f"{stem}.png", tmp_path / "curves" / f"{stem}.csv"
-    picture.write_bytes(picture.read_bytes()[: picture.stat().st_size // 2])
-    curve.write_text("".join(curve.read_text().splitlines(keepends=True)[:3]))
-    (tmp_path / "snapshots" / f"{stem}.jsonl").mkdir(parents=True)
-    (tmp_path / "step-times.json").mkdir()
-    (tmp_path / "notes.json").write_text(json.dumps({SHIFT: "fine", "table1/shfit": "x"}))
-    found = read_results(tmp_path, "ours")
-    assert len(found.records) == len(made.records)
-    assert found.notes[SHIFT] == "fine"
-    for words in (
-        f"{picture} cannot be read",
-        f"{curve} ends at step",
-        f"{stem}.jsonl cannot be read",
-        "step-times.json cannot be read",
-        "has a note on 'table1/shfit', which is no recipe",
-    ):
-        assert sum(words in problem for problem in found.problems) == 1, (words, found.problems)
-    assert len(found.problems) == 5
 
 
 def test_a_byte_that_is_not_text_is_replaced(tmp_path):

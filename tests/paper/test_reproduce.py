@@ -10,13 +10,15 @@ import torch
 from support import DEVICE, tiny_books
 
 from dlrnn.paper import recipes
-from dlrnn.paper.recipes import scale as scales
-from dlrnn.paper.reproduce import listing, make_row, reproduce, select, status_of
-from dlrnn.paper.runs import Outcome, measured, run_path
+from dlrnn.paper.recipes import recipe as scales
+from dlrnn.paper.reproduce import listing, make_row, reproduce, select
+from dlrnn.paper.runs import Outcome, evaluate_best, measured, outcomes, run_of
 from dlrnn.train import RunDirectory, load_best
 from dlrnn.train.step import held_out, scores
+from made_up import jsonl
 
 MODULE = import_module("dlrnn.paper.reproduce")
+SEGMENTATION = "pathfinder-segmentation"
 SHIFT, MAX = "table1/shift/dlr-1", "table1/cummax/attention-1"
 
 
@@ -34,6 +36,10 @@ def few_steps(monkeypatch):
 def run(tmp_path, only, table="table1", **options):
     where = {"scale": "tiny", "out": tmp_path, "show": False, "writer": "none"}
     return reproduce(table, only=only, **where, **options)
+
+
+def status_of(recipe, out, scale):
+    return make_row(recipe, outcomes(recipe, out, scale)).status
 
 
 def trained(monkeypatch):
@@ -67,24 +73,23 @@ def test_a_table_is_trained_written_and_not_trained_again(tmp_path, few_steps, m
 
 
 def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
+    """NaN is never the best; before the first record of a loss there is none."""
     run(tmp_path, "shift/dlr-1")
-    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
-    with open(folder.path / "records.jsonl", "a") as file:
-        for step, R2 in ((7, 0.625), (8, 0.75), (9, 0.5), (10, math.nan)):
-            file.write(
-                json.dumps({"step": step, "split": "validation", "loss": 1.0, "R2": R2}) + "\n"
-            )
-    split, found = measured(folder, folder.config)
-    assert (split, found["R2"]) == ("validation", 0.75)
-    lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
-    judged = [line for line in lines if json.loads(line)["split"] == "validation"]
-    (folder.path / "records.jsonl").write_text("".join(judged))
-    assert measured(folder, folder.config)[1] == {"R2": 0.75, "loss": 1.0}, "before the first loss"
+    folder = RunDirectory(run_of(recipes.get(SHIFT), tmp_path, "tiny").path)
+    validations = [
+        {"step": step, "split": "validation", "loss": 1.0, "R2": R2}
+        for step, R2 in enumerate((math.nan, 0.625, 0.75, 0.5, math.nan), start=7)
+    ]
+    jsonl(folder.path / "records.jsonl", validations)
+    assert measured(folder, folder.config) == ("validation", {"R2": 0.75, "loss": 1.0})
+    training = {"step": 12, "split": "train", "loss": 0.5}
+    jsonl(folder.path / "records.jsonl", [*validations, training])
+    assert measured(folder, folder.config)[1]["train_loss"] == 0.5
 
 
 def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
     calls, [row] = trained(monkeypatch), run(tmp_path, "shift/dlr-1")
-    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(SHIFT), tmp_path, "tiny").path
     (folder / "result.json").unlink()
     (folder / "step-000000006.safetensors").unlink()
     assert status_of(recipes.get(SHIFT), tmp_path, "tiny") == "6 of 6 steps"
@@ -97,7 +102,7 @@ def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):
 def test_tagging_is_tested_and_shown_in_percent(tmp_path, few_steps):
     [row] = run(tmp_path, "pathfinder-segmentation-128/dlr", table="table3")
     assert row.status == "done"
-    folder = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(row.recipe), tmp_path, "tiny").path
     test = json.loads((folder / "test.json").read_text())
     model, task, config, _ = load_best(folder, torch.device("cpu"))
     by_hand = scores(model, task, held_out(task, config, "test", torch.device("cpu")))
@@ -129,33 +134,22 @@ def test_a_broken_run_is_reported_and_the_others_are_trained(tmp_path, few_steps
     assert problem in (tmp_path / "tiny" / "table1.md").read_text()
 
 
-def test_a_folder_of_other_settings_is_reported_and_not_used(tmp_path, few_steps):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_folder_of_other_settings_is_not_used(stopped, tmp_path, few_steps, monkeypatch):
     run(tmp_path, "shift/dlr-1")
-    path = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0) / "config.json"
-    config = json.loads(path.read_text())
-    config["model"]["mixer_options"]["d_state"] = 99
-    path.write_text(json.dumps(config))
-    before = sorted(path.parent.iterdir())
-    [row] = run(tmp_path, "shift/dlr-1")
-    assert "is not of this recipe: its model.mixer_options.d_state is 99, not 128" in row.status
-    assert row.yours == {}
-    assert "not of this recipe" in status_of(recipes.get(SHIFT), tmp_path, "tiny")
-    assert sorted(path.parent.iterdir()) == before
-
-
-def test_a_stopped_run_of_other_settings_is_not_resumed(tmp_path, few_steps, monkeypatch):
-    """One that was stopped, here; the others are complete."""
-    run(tmp_path, "shift/dlr-1")
-    folder = run_path(recipes.get(SHIFT), tmp_path, "tiny", 0)
+    folder = run_of(recipes.get(SHIFT), tmp_path, "tiny").path
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"lr": 0.5}))
-    (folder / "result.json").unlink()
-    calls = trained(monkeypatch)
+    config["model"]["mixer_options"]["d_state"] = 99
+    (folder / "config.json").write_text(json.dumps(config))
+    if stopped:
+        (folder / "result.json").unlink()
+    before, calls = sorted(folder.iterdir()), trained(monkeypatch)
     [row] = run(tmp_path, "shift/dlr-1")
-    assert row.status.startswith(
-        f"broken: {folder} is not of this recipe: its lr is 0.5, not 0.001"
-    )
-    assert calls == []
+    said = f"{folder} is not of this recipe: its model.mixer_options.d_state is 99, not 128"
+    assert row.status.startswith(f"broken: {said}")
+    assert (row.yours, calls) == ({}, [])
+    assert status_of(recipes.get(SHIFT), tmp_path, "tiny").startswith(said)
+    assert sorted(folder.iterdir()) == before
 
 
 def test_options_reach_the_training(tmp_path, few_steps, monkeypatch):
@@ -169,23 +163,10 @@ def test_options_reach_the_training(tmp_path, few_steps, monkeypatch):
 
 def test_a_run_is_tested_once(tmp_path, few_steps, monkeypatch):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
-    outcome = import_module("dlrnn.paper.runs")
-    monkeypatch.setattr(outcome, "load_best", None)
+    monkeypatch.setattr("dlrnn.paper.runs.load_best", None)
     [row] = run(tmp_path, "listops-subtrees/dlr", table="table3")
     assert row.status == "done"
-    path = run_path(recipes.get(row.recipe), tmp_path, "tiny", 0)
-    outcome.evaluate_best(path, "cpu")
-
-
-def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
-    run(tmp_path, "shift/dlr-1")
-    folder = RunDirectory(run_path(recipes.get(SHIFT), tmp_path, "tiny", 0))
-    lines = [
-        {"step": k, "split": "validation", "loss": 0.1, "R2": value}
-        for k, value in enumerate((math.nan, 0.3, 0.2))
-    ]
-    (folder.path / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    assert measured(folder, folder.config)[1]["R2"] == 0.3
+    evaluate_best(run_of(recipes.get(row.recipe), tmp_path, "tiny").path, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -195,20 +176,24 @@ def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, few_steps):
 def test_a_damaged_run_directory_becomes_a_status(name, content, tmp_path, few_steps):
     run(tmp_path, "listops-subtrees/dlr", table="table3")
     recipe = recipes.get("table3/listops-subtrees/dlr")
-    path = run_path(recipe, tmp_path, "tiny", 0)
+    path = run_of(recipe, tmp_path, "tiny").path
     (path / name).write_text(content)
     assert str(path) in status_of(recipe, tmp_path, "tiny")
 
 
-def test_a_missing_data_set_is_named_before_a_directory_is_made(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("table", "only", "command"),
+    [
+        ("table3", "pathfinder-segmentation-256/dss", f"build {SEGMENTATION} --resolution 256"),
+        ("table5", "pg19/dlr-16-pre", "import pg19 PATH"),
+    ],
+)
+def test_a_missing_data_set_is_named_first(table, only, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = {"out": tmp_path, "show": False}
-    [row] = reproduce("table3", only="pathfinder-segmentation-256/dss", **options)
-    make = "`dlrnn data build pathfinder-segmentation --resolution 256`"
-    assert (
-        row.status == f"broken: there is no data/pathfinder-segmentation-256: make it with {make}"
-    )
-    assert not run_path(recipes.get(row.recipe), tmp_path, "full", 0).exists()
+    [row] = reproduce(table, only=only, out=tmp_path, show=False)
+    folder = f"data/{only.split('/')[0]}"
+    assert row.status == f"broken: there is no {folder}: make it with `dlrnn data {command}`"
+    assert not run_of(recipes.get(row.recipe), tmp_path, "full").path.exists()
 
 
 def test_recipes_of_a_table_can_be_selected():
@@ -247,11 +232,6 @@ def test_the_status_names_each_seed():
 def test_a_language_model_is_reproduced(tmp_path, monkeypatch):
     """`dlrnn reproduce table5 --scale tiny`, with a set of a language of 30 words in data/pg19."""
     monkeypatch.chdir(tmp_path)
-    options = {"scale": "tiny", "out": "runs", "device": DEVICE.type}
-    options |= {"show": False, "writer": "none"}
-    [row] = reproduce("table5", only="dlr-16-pre", **options)
-    make = "`dlrnn data import pg19 PATH`"
-    assert row.status == f"broken: there is no data/pg19: make it with {make}"
     (tmp_path / "data").mkdir()
     tiny_books(tmp_path, length=128, words=2000).rename(tmp_path / "data" / "pg19")
     tiny = scales.tiny
@@ -263,7 +243,7 @@ def test_a_language_model_is_reproduced(tmp_path, monkeypatch):
     assert tiny(recipes.RECIPES["table5/pg19/dlr-16-pre"].config).task.settings["held_out"] == 64
     monkeypatch.setattr(scales, "tiny", shorter)
     for only in ("dlr-16-post", "attention-1-pre"):
-        [row] = reproduce("table5", only=only, **options)
+        [row] = run("runs", only, table="table5", device=DEVICE.type)
         assert row.status == "done"
         assert 0 < row.yours["loss"] < 2 * math.log(32)
     text = (tmp_path / "runs" / "tiny" / "table5.md").read_text()

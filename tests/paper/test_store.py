@@ -37,7 +37,7 @@ def test_adding_twice_changes_nothing(tiny_run, tmp_path, capsys):
 
 
 def test_a_run_with_more_steps_replaces_a_shorter_one(tmp_path):
-    with_picture = made_up.run(SHIFT, variant="x", picture=made_up.picture())
+    with_picture = made_up.run(SHIFT, variant="x", pictures=made_up.picture())
     short = changed(with_picture, steps=10, value=0.1)
     long = changed(made_up.run(SHIFT, variant="x"), steps=20, value=0.2)
     add([short], tmp_path)
@@ -61,54 +61,38 @@ def test_a_run_is_replaced_with_all_its_metrics(tmp_path):
     old, new, longer = (changed(made, steps=n, value=float(n)) for n in (10, 20, 30))
     assert [record.metric for record in old.records] == ["train_loss", "loss"]
     new = replace(new, records=new.records[1:])
-    add([old], tmp_path)
-    assert "replaced one with 10 steps" in add([new], tmp_path)[0]
-    assert stored(tmp_path, "value") == [20]
-    assert [record.value for record in in_memory([old, new], "yours").records] == [20]
-    assert "kept the one with 20 steps" in add([old], tmp_path)[0]
-    assert "replaced one with 20 steps" in add([longer], tmp_path)[0]
-    assert stored(tmp_path, "value") == [30, 30]
+    assert in_memory([old, new], "yours").records == new.records
+    for run, said, values in (
+        (old, "added", [10, 10]),
+        (new, "replaced one with 10 steps", [20]),
+        (old, "kept the one with 20 steps", [20]),
+        (longer, "replaced one with 20 steps", [30, 30]),
+    ):
+        assert said in add([run], tmp_path)[0]
+        assert stored(tmp_path, "value") == values
+    add([replace(longer, records=longer.records[1:])], tmp_path / "more")
+    assert "already there" in add([longer], tmp_path / "more")[0], "a further metric is added"
+    assert set(stored(tmp_path / "more", "metric")) == {"train_loss", "loss"}
 
 
-def test_a_further_metric_of_the_same_run_is_added(tmp_path):
-    run = changed(made_up.run("table5/pg19/dlr-16-pre"), steps=10)
-    add([replace(run, records=run.records[1:])], tmp_path)
-    assert "already there" in add([run], tmp_path)[0]
-    assert set(stored(tmp_path, "metric")) == {"train_loss", "loss"}
+LISTOPS = "table3/listops-subtrees/dlr"
+CUT = {"steps": 10, "differs": "steps 10 (40000)"}
+OTHER = "kept the one with other settings (those of the recipe, here lr 0.3 (0.1)); --variant"
 
 
 @pytest.mark.parametrize(
     ("recipe", "old", "new", "said"),
     [
-        (
-            SHIFT,
-            {"steps": 10, "differs": "steps 10 (40000)"},
-            {"steps": 20, "differs": "lr 0.3 (0.1)"},
-            "kept the one with other settings (those of the recipe, here lr 0.3 (0.1)); --variant",
-        ),
-        (
-            SHIFT,
-            {"steps": 10, "differs": "steps 10 (40000)"},
-            {"steps": 30},
-            "replaced one with 10",
-        ),
-        (
-            SHIFT,
-            {"wall_seconds": None, "value": 0.9},
-            {"wall_seconds": None, "value": 0.1},
-            "--replace takes this one",
-        ),
-        (
-            "table3/listops-subtrees/dlr",
-            {"steps": 100, "split": "test"},
-            {"steps": 200, "split": "validation"},
-            "kept the one with 100 steps",
-        ),
+        (SHIFT, CUT, {"steps": 20, "differs": "lr 0.3 (0.1)"}, OTHER),
+        (SHIFT, CUT, {"steps": 30}, "replaced one with 10"),
+        (SHIFT, {"value": 0.9}, {"value": 0.1}, "--replace takes this one"),
+        (LISTOPS, {"steps": 9}, {"steps": 20, "split": "validation"}, "kept the one with 9 steps"),
+        (SHIFT, {"steps": 40000}, {"steps": 80000}, "kept the one with 40000 steps"),
     ],
-    ids=["other settings", "fewer steps", "no times", "not tested"],
+    ids=["other settings", "fewer steps", "no times", "not tested", "more than the paper's"],
 )
 def test_which_of_two_runs_is_kept(recipe, old, new, said, tmp_path):
-    made = made_up.run(recipe)
+    made = changed(made_up.run(recipe), wall_seconds=None)
     add([changed(made, **old)], tmp_path)
     assert said in add([changed(made, **new)], tmp_path)[0]
     kept = new if said.startswith("replaced") else old
@@ -126,21 +110,13 @@ def test_the_same_run_read_again_replaces(tiny_run, tmp_path):
     assert (record.value, record.split) == (0.123, "test")
 
 
-def test_a_run_of_another_commit_is_kept_unless_replace(tiny_run, copy, tmp_path):
-    environment = json.loads((copy / "environment.json").read_text()) | {"git": "0" * 40}
-    (copy / "environment.json").write_text(json.dumps(environment | {"changed": False}))
-    timing = [json.loads(line) for line in (copy / "timing.jsonl").read_text().splitlines()]
-    made_up.jsonl(
-        copy / "timing.jsonl", [each | {"seconds": 2 * each["seconds"] + 1} for each in timing]
-    )
-    here, there = collect(tiny_run), collect(copy)
-    assert there.records[0].commit == "0" * 40
-    add([there], tmp_path / "results")
-    (said,) = add([here], tmp_path / "results")
+def test_a_run_of_another_commit_is_kept_unless_replace(tiny_run, tmp_path):
+    here = collect(tiny_run)
+    add([changed(here, commit="0" * 40, wall_seconds=1e3)], tmp_path)
+    (said,) = add([here], tmp_path)
     assert "kept the one with 4 steps of commit 000000000; --replace takes this one" in said
-    assert "replaced" in add([here], tmp_path / "results", replace=True)[0]
-    (record,) = read_results(tmp_path / "results", "ours").records
-    assert record.commit == here.records[0].commit
+    assert "replaced" in add([here], tmp_path, replace=True)[0]
+    assert stored(tmp_path, "commit") == [here.records[0].commit]
 
 
 def test_adding_from_several_threads_loses_nothing(tmp_path):

@@ -67,45 +67,36 @@ def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
     assert "*: fewer steps than the paper's" in capsys.readouterr().out
 
 
-def wrong_results(folder):
-    """What somebody may type, and what the sentence says of it."""
-    (folder / "file").write_text("x")
-    (folder / "empty").mkdir()
-    add([made_up.run("table1/shift/dlr-1")], folder / "good")
-    for name, text in (("blank", "\n"), ("newer", json.dumps({"version": 99}) + "\n{\n")):
-        (folder / name).mkdir()
-        (folder / name / "records.jsonl").write_text(text)
-    return {
-        "nowhere": "there are no results in {}: it does not exist",
-        "file": "there are no results in {}: it is not a folder",
-        "empty": "there are no results in {}: it has no records.jsonl",
-        "blank": "no record in {} can be read, so no page is written",
-        "newer": "no record in {} can be read, so no page is written",
-    }
-
-
-@pytest.mark.parametrize("name", ["nowhere", "file", "empty", "blank", "newer"])
-def test_wrong_results_write_nothing(name, tmp_path, capsys):
-    sentence = wrong_results(tmp_path)[name].format(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere", "there are no results in {}: it does not exist"),
+        ("file", "there are no results in {}: it is not a folder"),
+        ("empty", "there are no results in {}: it has no records.jsonl"),
+        ("blank", "no record in {} can be read, so no page is written"),
+        ("newer", "no record in {} can be read, so no page is written"),
+    ],
+)
+def test_wrong_results_write_nothing(name, sentence, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    add([made_up.run("table1/shift/dlr-1")], tmp_path / "good")
+    for folder, text in (("empty", None), ("blank", "\n"), ("newer", '{"version": 99}\n{\n')):
+        (tmp_path / folder).mkdir()
+        if text is not None:
+            (tmp_path / folder / "records.jsonl").write_text(text)
     out = ["--out", str(tmp_path / "site"), "--markdown", str(tmp_path / "docs" / "x.md")]
-    for given in ([name], [name, "nowhere"]) if name != "newer" else ([name],):
-        assert main(["report", "--results", *(str(tmp_path / n) for n in given), *out]) == 2
-        said = capsys.readouterr()
-        assert not said.out
-        *broken, last = said.err.splitlines()
-        assert last.startswith("dlrnn report: ")
-        if given == [name]:
-            assert sentence in last
-            assert [line.partition("jsonl, ")[2][:10] for line in broken] == (
-                ["line 1, ha", "line 2, is"] if name == "newer" else []
-            )
-    assert not (tmp_path / "site").exists()
-    assert not (tmp_path / "docs").exists()
-    good = ["report", "--results", str(tmp_path / "good")]
-    if name in ("nowhere", "file", "empty"):
-        assert main([*good, str(tmp_path / name), *out]) == 2, "also beside one that is right"
-    else:
-        assert main([*good, str(tmp_path / name), *out]) == 0, "something is shown"
+    wrong = str(tmp_path / name)
+    assert main(["report", "--results", wrong, *out]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    *broken, last = said.err.splitlines()
+    assert last.startswith(f"dlrnn report: {sentence.format(wrong)}")
+    parts = [line.partition("jsonl, ")[2][:10] for line in broken]
+    assert parts == (["line 1, ha", "line 2, is"] if name == "newer" else [])
+    beside = main(["report", "--results", wrong, str(tmp_path / "nowhere"), *out])
+    assert (beside, (tmp_path / "site").exists(), (tmp_path / "docs").exists()) == (2, False, False)
+    shown = main(["report", "--results", str(tmp_path / "good"), wrong, *out])
+    assert shown == (0 if name in ("blank", "newer") else 2), "something is shown"
 
 
 def test_damaged_default_results_are_refused(tmp_path, capsys, monkeypatch):
@@ -133,19 +124,24 @@ def test_runs_that_cannot_be_read_are_refused(tmp_path, capsys, monkeypatch):
 
 
 def test_each_problem_is_one_sentence(tmp_path, capsys):
-    results, good = tmp_path / "results", made_up.record()
-    add([made_up.run("table1/shift/dlr-1"), made_up.run("table1/shift/dss-1")], results)
-    lines = (results / "records.jsonl").read_text()
-    newer = json.dumps({"version": 99})
-    (results / "records.jsonl").write_text(f"{lines}{{oops\n{newer}\n\n\xff\xfe\n")
-    (results / "curves" / f"{good.stem}.csv").unlink()
-    (results / "notes.json").write_text("[1]")
-    (results / "step-times.json").write_text('{"models": 3}')
-    (results / "breakdowns").mkdir()
-    (results / "breakdowns" / f"{good.stem}.json").write_text("{}")
-    (results / "snapshots").mkdir()
+    results, lost, cut = tmp_path / "results", made_up.record(), made_up.run("table1/shift/dss-1")
+    cut.files["pictures"] = made_up.picture()
+    add([made_up.run("table1/shift/dlr-1"), cut], results)
     snapshots = [json.dumps(each) for each in made_up.snapshots()[:2]]
-    (results / "snapshots" / f"{good.stem}.jsonl").write_text(f"{snapshots[0]}\n{{\n{snapshots[1]}")
+    damaged = {
+        "records.jsonl": (results / "records.jsonl").read_bytes()
+        + b'{oops\n{"version": 99}\n\n\xff\xfe\n',
+        "notes.json": b'{"table1/shift/dlr-1": "fine", "table1/shfit": "x"}',
+        "step-times.json": b'{"models": 3}',
+        f"breakdowns/{lost.stem}.json": b"{}",
+        f"snapshots/{lost.stem}.jsonl": f"{snapshots[0]}\n{{\n{snapshots[1]}".encode(),
+        f"pictures/{cut.stem}.png": made_up.picture()[:9000],
+        f"curves/{cut.stem}.csv": b"step,validation R2\n1,0.5\n",
+    }
+    for name, content in damaged.items():
+        (results / name).parent.mkdir(exist_ok=True)
+        (results / name).write_bytes(content)
+    (results / "curves" / f"{lost.stem}.csv").unlink()
     (tmp_path / "lengths.json").write_text('{"cases": [{"L": "x", "fused": "y"}]}')
     options = ["--results", str(results), "--lengths", str(tmp_path / "lengths.json")]
     assert main(["report", *options, "--out", str(tmp_path / "site")]) == 0
@@ -154,18 +150,21 @@ def test_each_problem_is_one_sentence(tmp_path, capsys):
         "line 3, is not JSON",
         "line 4, has version 99",
         "line 6, is not JSON",
-        f"the curve {results}/curves/{good.stem}.csv is missing",
-        "notes.json cannot be read",
+        f"the curve {results}/curves/{lost.stem}.csv is missing",
+        f"curves/{cut.stem}.csv ends at step 1, and its run has ",
+        "has a note on 'table1/shfit', which is no recipe",
         "step-times.json cannot be read",
-        f"breakdowns/{good.stem}.json cannot be read",
-        f"snapshots/{good.stem}.jsonl, line 2, is not a snapshot",
+        f"breakdowns/{lost.stem}.json cannot be read",
+        f"snapshots/{lost.stem}.jsonl, line 2, is not a snapshot",
+        f"pictures/{cut.stem}.png cannot be read: a picture is a PNG",
         "lengths.json cannot be read",
     ):
         assert sum(words in line for line in said) == 1, (words, said)
-    assert len(said) == 9
+    assert len(said) == 11
     page = (tmp_path / "site" / "table1.html").read_text()
-    assert "9 problems with files that could not be read; the rest is shown" in page
+    assert "11 problems with files that could not be read; the rest is shown" in page
     assert "Its curve is missing." in page
+    assert "<strong>Finding: </strong>fine" in page
     assert counts(make_tables([read_results(results, "ours")])[0]).measured == 2
 
 

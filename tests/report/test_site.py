@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,14 +12,12 @@ from jinja2 import UndefinedError
 
 import made_up
 from dlrnn.bench.cases import PEERS
-from dlrnn.paper import recipes
 from dlrnn.paper.comparison import OTHERS, counts
 from dlrnn.paper.results import Results, read_results
-from dlrnn.paper.snapshots import check_snapshot
 from dlrnn.paper.store import add
 from dlrnn.paper.tables import make_tables
 from dlrnn.report.markdown import markdown
-from dlrnn.report.plots import SHAPES, STYLES, Axis, Series, line_plot
+from dlrnn.report.plots import SHAPES, STYLES, Axis, Plot, Series
 from dlrnn.report.site import LIMIT, write_site
 from dlrnn.report.templates import PAGES, environment
 
@@ -134,25 +131,14 @@ def test_damaged_files_do_not_stop_the_site(seed, tmp_path):
 
 
 def test_texts_of_records_are_escaped(tmp_path):
-    evil = replace(
-        made_up.run("table1/shift/dlr-1"),
-        records=[
-            made_up.record(
-                variant=variant,
-                note=EVIL,
-                command=EVIL,
-                hardware=EVIL,
-                commit=EVIL,
-                metric=metric,
-                recipe=name,
-                differs=EVIL,
-                versions={EVIL: EVIL},
-            )
-            for variant in ("", EVIL)
-            for metric in ("R2", EVIL)
-            for name in ("table1/shift/dlr-1", f"table1/{EVIL.replace('/', '')}/x")
-        ],
-    )
+    texts = dict.fromkeys(("note", "command", "hardware", "commit", "differs"), EVIL)
+    evil = made_up.run("table1/shift/dlr-1")
+    evil.records[:] = [
+        made_up.record(name, variant=variant, metric=metric, versions={EVIL: EVIL}, **texts)
+        for variant in ("", EVIL)
+        for metric in ("R2", EVIL)
+        for name in ("table1/shift/dlr-1", f"table1/{EVIL.replace('/', '')}/x")
+    ]
     layers = made_up.snapshots()
     layers[0]["layers"][0]["name"] = EVIL
     add([evil, made_up.run("table1/shift/dss-1", snapshots=layers)], tmp_path / "results")
@@ -179,41 +165,25 @@ def test_templates_escape_text_once_and_refuse_unknown_names():
         environment().from_string("{{ nobody }}").render()
 
 
-def test_the_site_is_small(tmp_path):
-    """More than there can be: three seeds of everything, and far too many layers."""
-    runs = [made_up.run(name, seed) for name in recipes.RECIPES for seed in range(3)]
-    layers = made_up.snapshots(layers=6, length=4096, states=256) * 3
-    for place, run in enumerate(runs[:40]):
-        many = [dict(each, step=k) for k, each in enumerate(layers)]
-        runs[place] = replace(run, snapshots=many)
-    found = Results("ours")
-    for run in runs:
-        found.records += run.records
-        found.curves[run.stem] = run.curve
-        if run.snapshots:
-            found.snapshots[run.stem] = list(map(check_snapshot, run.snapshots))
-    assert write_site(tmp_path, [found], tmp_path / "none") == []
-    assert size(tmp_path) <= LIMIT
-    assert "Left out to limit the size of the pages: " in (tmp_path / "explorer.html").read_text()
-    (tmp_path / "layers" / "1-mine.js").touch()
-    write_site(tmp_path, [Results("ours")], tmp_path / "none")
-    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
-
-
 def size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_site_is_complete_and_small(full_site):
-    table = make_tables([read_results(full_site.parent / "results", "ours")])[0]
+def test_the_site_is_complete_and_small(full_site, tmp_path):
+    """More than there can be: of many layers one seed and fewer steps are shown."""
+    found = read_results(full_site.parent / "results", "ours")
+    table = make_tables([found])[0]
     assert counts(table)[:2] == (66, 66)
     assert all(len(cell.ours["R2"].records) == 2 for cell in table.grid)
     assert size(full_site) <= LIMIT == 8_000_000
     assert size(full_site.parent / "results") < 40_000_000, "it goes into a repository"
-    scripts = list((full_site / "layers").iterdir())
-    assert len(scripts) >= 44, "every DLR and DSS of Table 1, one seed"
-    steps = {len(json.loads(each.read_text()[:-3].partition(",")[2])) for each in scripts}
-    assert steps == {5}
+    assert len(list((full_site / "layers").iterdir())) >= 44, "every DLR and DSS of Table 1"
+    said = "Left out to limit the size of the pages: "
+    assert said in (full_site / "explorer.html").read_text()
+    write_site(tmp_path, [found], tmp_path / "none")
+    (tmp_path / "layers" / "1-mine.js").touch()
+    write_site(tmp_path, [Results("ours")], tmp_path / "none")
+    assert [path.name for path in (tmp_path / "layers").iterdir()] == ["1-mine.js"]
 
 
 def test_relative_times(tmp_path, site):
@@ -278,27 +248,16 @@ def test_no_two_lines_of_a_plot_look_the_same(tmp_path):
 
 
 def test_facts_that_seeds_share_are_said_once(tmp_path):
-    changed = [
-        {"note": "warm", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.1"}},
-        {"note": "cold", "differs": "lr 0.1 (0.2)", "versions": {"torch": "0.2"}},
-    ]
-    times = [(0.5, 100.0, 7001), (0.6, 110.0, 7002)]
-    records = [
-        made_up.record(
-            seed=k, **changed[k], seconds_per_step=step, wall_seconds=wall, parameters=count
-        )
-        for k, (step, wall, count) in enumerate(times)
-    ]
+    one = {"note": "warm", "versions": {"torch": "0.1"}, "parameters": 7001}
+    one |= {"seconds_per_step": 0.5, "wall_seconds": 100.0}
+    other = {"note": "cold", "versions": {"torch": "0.2"}, "parameters": 7002}
+    other |= {"seconds_per_step": 0.6, "wall_seconds": 110.0, "seed": 1}
+    records = [made_up.record(differs="lr 0.1 (0.2)", **fields) for fields in (one, other)]
     write_site(tmp_path, [Results("ours", records)], tmp_path / "none")
     text = Page((tmp_path / "table1.html").read_text()).text
     for words in (
-        "the validation split",
-        "lr 0.1 (0.2)",
-        "warm; cold",
-        "torch 0.1; torch 0.2",
-        "500 ms; 600 ms",
-        "100 s; 110 s",
-        "7001; 7002",
+        *("the validation split", "lr 0.1 (0.2)", "warm; cold", "torch 0.1; torch 0.2"),
+        *("500 ms; 600 ms", "100 s; 110 s", "7001; 7002"),
     ):
         assert words in text
     assert text.count("made-up GPU") == 1, "what they share is said once"
@@ -315,6 +274,6 @@ def test_the_markdown_is_what_the_results_generate():
 @pytest.mark.parametrize(("height", "is_below"), [(0.55, True), (0.45, False)])
 def test_the_name_of_a_guide_stands_where_no_line_passes(height, is_below):
     line = Series("a", [(0, height), (10, height)])
-    axes = {"x": Axis("x"), "y": Axis("y", limits=(0, 1))}
-    [guide] = line_plot("k", "t", "", [line], guides=[(0.5, "paper")], **axes).guides
-    assert (guide.base > guide.place) == is_below
+    plot = Plot("k", "t", "", [line], x=Axis("x"), y=Axis("y", limits=(0, 1)))
+    _, base = plot.name_of_guide(0.5, "paper")
+    assert (base > plot.up(0.5)) == is_below

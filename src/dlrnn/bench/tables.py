@@ -18,8 +18,7 @@ from dlrnn.bench.measure import announced, machine, median_ms, timed
 from dlrnn.nn import param_groups
 from dlrnn.paper import recipes
 from dlrnn.paper.numbers import row_of, table
-from dlrnn.paper.recipes import table3
-from dlrnn.paper.recipes.scale import Scale
+from dlrnn.paper.recipes import Scale, table3
 from dlrnn.train import RunConfig, make_model, train
 from dlrnn.train.step import TrainingStep, forward, make_step
 
@@ -79,7 +78,7 @@ def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[
         config = replace(config, task=replace(config.task, settings=settings))  # drawn on the spot
         ms = step_ms(replace(config, precision=precision), where, repeats)
         units.setdefault(name, ms)
-        title = table3.COLUMNS[name].title
+        title = table3.TASKS[name]
         paper = row_of("table3_higher_order", MODELS[model])[title]["relative_time"]
         row = {"task": title, "model": MODELS[model], "precision": precision, "ms": round(ms, 3)}
         rows.append(row | {"relative": round(ms / units[name], 2), "paper": float(paper)})

@@ -8,8 +8,7 @@ from dlrnn.cli import command, print_json, say, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
-    from dlrnn.paper.collect import Collected
-    from dlrnn.paper.results import Results
+    from dlrnn.paper.results import Collected, Results
 
 LENGTHS = Path("docs/measured/lengths.json")
 
@@ -50,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def _add(given: argparse.Namespace) -> int:
-    from dlrnn.paper.recipes.catalogue import RECIPES
+    from dlrnn.paper.recipes import RECIPES
     from dlrnn.paper.results import RECORDS
     from dlrnn.paper.store import add
 
@@ -138,10 +137,9 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
 def _names(folders: list[Path]) -> list[str]:
     """The names of their columns, with the parent's name where two folders have one name."""
     alone = [each.absolute().name for each in folders]
-    names = [
-        name if alone.count(name) == 1 else f"{each.absolute().parent.name}/{name}"
-        for name, each in zip(alone, folders, strict=True)
-    ]
+    parents = [f"{each.absolute().parent.name}/" for each in folders]
+    pairs = zip(alone, parents, strict=True)
+    names = [name if alone.count(name) == 1 else parent + name for name, parent in pairs]
     for name in names:
         if name in ("ours", "yours"):
             raise ValueError(f"a folder of results cannot be named {name}: rename it")

@@ -43,6 +43,8 @@ LARGEST = 2**63  # whole numbers are below it
 DIGEST = "sha256"
 """The entry of a safetensors header that holds the SHA-256 of the file."""
 _BLANK = "0" * 64
+COMPACT: dict[str, Any] = {"separators": (",", ":")}
+"""Options of `json.dumps` that leave out spaces."""
 _MOST_HEADER = 2**27
 _DAMAGED = "is damaged or is not a safetensors file"
 _CLASS_KEYS = {"class_path", "init_args"}
@@ -295,7 +297,7 @@ def seal(tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> bytes:
     def header(digest: str) -> bytes:
         """The same bytes for the same content; safetensors itself varies the order of metadata."""
         values = {"__metadata__": {**metadata, DIGEST: digest}, **entries}
-        content = json.dumps(values, separators=(",", ":")).encode()
+        content = json.dumps(values, **COMPACT).encode()
         content += b" " * (-len(content) % 8)
         return len(content).to_bytes(8, "little") + content
 

@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
-from dlrnn.common.untrusted import MOST_LINES, parse_json, read_bytes
+from dlrnn.common.untrusted import MOST_LINES, parse_json
 from dlrnn.paper.nearest import nearest_recipe
 from dlrnn.paper.numbers import as_in_paper
 from dlrnn.paper.records import FULL, Record
 from dlrnn.paper.results import (
-    UNREADABLE,
+    Collected,
+    Content,
     Curve,
+    broken_lines,
     check_breakdown,
+    read_file,
     read_picture,
     read_snapshots,
     thinned,
@@ -29,25 +32,6 @@ from dlrnn.train.run_directory import CONFIG, ENVIRONMENT, RECORDS, TIMING
 
 EVAL, PICTURE, SNAPSHOTS = "eval-test.json", "eval-test.png", "snapshots.jsonl"
 POINTS, STEPS_SHOWN, LAYERS_SHOWN = 200, 16, 48  # of a curve; of snapshots, of all their layers
-Content = TypeVar("Content")
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The results of one run."""
-
-    records: list[Record]
-    curve: Curve
-    breakdown: dict[str, list[dict[str, Any]]] | None
-    picture: bytes | None
-    snapshots: list[dict[str, Any]] | None
-    problems: list[str] = field(default_factory=list)
-    """Problems with files that the numbers do not depend on, a sentence each."""
-
-    @property
-    def stem(self) -> str:
-        """The name of its files without suffix."""
-        return self.records[0].stem
 
 
 def collect(
@@ -66,23 +50,18 @@ def collect(
     recorded its own.
     """
     folder = RunDirectory.open(path)
-    config, result = folder.config, folder.result
+    config, result = folder.config, folder.result or {}
     name, nearest = nearest_recipe(folder.path, config, recipe)
     lines = folder.records()
-    if not lines and result is not None:
-        raise ValueError(f"{folder.path / RECORDS} is damaged: it has no record of a complete run")
-    if not lines or (result is None and not unfinished):
-        done = lines[-1]["step"] if lines else 0
-        advice = "--unfinished records it as it is" if done else "it has no record yet"
-        raise ValueError(f"{path} is not complete: {done} of {config.steps} steps; {advice}")
-    if result is not None and lines[-1]["step"] < result["steps"]:
-        told = f"ends at step {lines[-1]['step']}, and the run has {result['steps']}"
-        raise ValueError(f"{folder.path / RECORDS} is damaged: it {told}")
-    split, metrics = _metrics(folder, config, lines, unfinished=unfinished)
-    files = _OtherFiles(folder.path)
-    environment, known = files.read(ENVIRONMENT, _environment) or ({}, None)
-    per_step, wall = files.read(TIMING, partial(_seconds, result=result)) or (None, None)
-    commit = known or commit
+    _check_complete(folder, lines, config.steps, unfinished=unfinished)
+    split, metrics = measured(folder, config, unfinished=unfinished)
+    if not metrics:
+        advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
+        raise ValueError(f"{folder.path} was trained and not evaluated yet: {advice}")
+    problems: list[str] = []
+    environment, known = _read(folder, ENVIRONMENT, _environment, problems) or ({}, None)
+    times = _read(folder, TIMING, partial(_seconds, result=result), problems)
+    per_step, wall = times or (None, None)
     shared = Record(
         recipe=name,
         variant=nearest.variant if variant is None else variant,
@@ -92,19 +71,17 @@ def collect(
         split=split,
         steps=max(each["step"] for each in lines if split in ("test", each["split"])),
         steps_asked=nearest.expected.steps,
-        commit=commit,
-        hardware=str((result or {}).get("device") or environment.get("device") or "unknown"),
+        commit=known or commit,
+        hardware=str(result.get("device") or environment.get("device") or "unknown"),
         versions={n: str(environment[n]) for n in ("dlrnn", "python", "torch") if n in environment},
         seconds_per_step=per_step,
         wall_seconds=wall,
-        parameters=(result or {}).get("parameters"),
-        command=nearest.command(config),
+        parameters=result.get("parameters"),
+        command=f"{nearest.command} --early-stop" if result.get("stopped") else nearest.command,
         differs=nearest.differs,
         note=note,
         scale=nearest.size,
     )
-    if (result or {}).get("stopped"):
-        shared = replace(shared, command=f"{shared.command} --early-stop")
     if shared.is_cut and _same_rate(config, nearest.expected, shared.steps):
         told = _stopped(next(iter(nearest.recipe.paper), ""), lines, shared, config.steps)
         shared = replace(shared, stopped=told)
@@ -116,20 +93,43 @@ def collect(
     if not records:
         expected = " / ".join(nearest.recipe.paper)
         raise ValueError(f"{path} has no {expected}, which the paper reports for {name}")
-    step, breakdown = files.read(EVAL, _evaluation) or (None, None)
-    current = step is not None and step == best_step(folder)  # not an older checkpoint
-    snapshots, broken = files.read(SNAPSHOTS, _snapshots) or (None, [])
-    layers = folder.path / SNAPSHOTS
-    files.problems.extend(f"{layers}, line {number}, is not a snapshot" for number in broken)
-    draws = current and config.make_task().kind == "tagging"
-    return Collected(
-        records,
-        _curve(lines),
-        breakdown if current else None,
-        files.read(PICTURE, read_picture) if draws else None,
-        snapshots,
-        files.problems,
-    )
+    return Collected(records, {"curves": _curve(lines)} | _files(folder, problems), problems)
+
+
+def _check_complete(
+    folder: RunDirectory, lines: list[dict[str, Any]], steps: int, *, unfinished: bool
+) -> None:
+    """Refuse a run that is not complete, or whose records end before it does."""
+    done = lines[-1]["step"] if lines else 0
+    if folder.result is not None:
+        damaged = f"{folder.path / RECORDS} is damaged: it"
+        if not lines:
+            raise ValueError(f"{damaged} has no record of a complete run")
+        if done < (trained := folder.result["steps"]):
+            raise ValueError(f"{damaged} ends at step {done}, and the run has {trained}")
+    elif not lines or not unfinished:
+        advice = "--unfinished records it as it is" if done else "it has no record yet"
+        raise ValueError(f"{folder.path} is not complete: {done} of {steps} steps; {advice}")
+
+
+def _read(
+    folder: RunDirectory, name: str, read: Callable[[bytes], Content], problems: list[str]
+) -> Content | None:
+    """The parsed content of a file that the numbers do not depend on."""
+    return read_file(folder.path / name, read, problems, MOST_LINES)
+
+
+def _files(folder: RunDirectory, problems: list[str]) -> dict[str, Any]:
+    """The breakdown, the picture and the snapshots of a run, those that it has."""
+    found: dict[str, Any] = {}
+    step, breakdown = _read(folder, EVAL, _evaluation, problems) or (None, None)
+    if step is not None and step == best_step(folder):  # not an older checkpoint
+        found["breakdowns"] = breakdown
+        if folder.config.make_task().kind == "tagging":
+            found["pictures"] = _read(folder, PICTURE, read_picture, problems)
+    found["snapshots"], broken = _read(folder, SNAPSHOTS, _snapshots, problems) or ([], [])
+    problems += broken_lines(folder.path / SNAPSHOTS, broken)
+    return {kind: content for kind, content in found.items() if content}
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -146,30 +146,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-# ---------------------------------------------------------------------------- other files
-
-
-@dataclass(frozen=True)
-class _OtherFiles:
-    """Files that the numbers do not depend on; those that cannot be read become problems."""
-
-    folder: Path
-    problems: list[str] = field(default_factory=list)
-
-    def read(self, name: str, read: Callable[[bytes], Content]) -> Content | None:
-        """The parsed content of a file; None if there is none, or it cannot be parsed."""
-        path = self.folder / name
-        try:
-            return read(read_bytes(path, MOST_LINES)) if path.exists() else None
-        except UNREADABLE:
-            self.problems.append(f"{path} cannot be read")
-            return None
-
-
 def _environment(content: bytes) -> tuple[dict[str, Any], str | None]:
-    """The content of environment.json, and the commits in it."""
+    """The content of environment.json, and the commits of the run and of its resumes in it."""
     found = _object(content)
-    return found, _commits(found)
+    every = [each for each in (found, *found.get("then", [])) if each.get("git")]
+    told = [f"{each['git']}{' with changes' if each.get('changed') else ''}" for each in every]
+    return found, ", then ".join(text for text, _ in groupby(told)) or None
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -184,27 +166,6 @@ def _evaluation(content: bytes) -> tuple[int, dict[str, list[dict[str, Any]]] | 
     found = _object(content)
     broken_down = found.get("breakdown")
     return int(found["step"]), check_breakdown(broken_down) if broken_down else None
-
-
-def _metrics(
-    folder: RunDirectory, config: RunConfig, lines: list[dict[str, Any]], *, unfinished: bool
-) -> tuple[str, dict[str, float]]:
-    """The split and the metrics of a run; of an unfinished one, the best validation."""
-    split, found = measured(folder, config)
-    last = {each["split"]: each for each in lines}
-    if not found and unfinished:
-        split, task = "validation", config.make_task()
-        sign = -1 if task.less_is_better else 1
-        known = folder.evaluations(task.metric)
-        known = [each for each in known if math.isfinite(each[task.metric])] or known[-1:]
-        best = max(known, key=lambda each: sign * each[task.metric], default={})
-        found = {name: value for name, value in best.items() if isinstance(value, float)}
-    if not found:
-        advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
-        raise ValueError(f"{folder.path} was trained and not evaluated yet: {advice}")
-    if "train" in last:
-        found = {"train_loss": last["train"]["loss"], **found}
-    return split, found
 
 
 def _same_rate(config: RunConfig, recipe: RunConfig, steps: int) -> bool:
@@ -228,7 +189,7 @@ def _shown(metric: str, value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | None, float | None]:
+def _seconds(content: bytes, result: dict[str, Any]) -> tuple[float | None, float | None]:
     """Seconds of a step (the median, to leave out evaluations) and of the run with all resumes."""
     sessions: list[list[dict[str, Any]]] = []
     for line in content.decode().splitlines():
@@ -246,8 +207,8 @@ def _seconds(content: bytes, result: dict[str, Any] | None) -> tuple[float | Non
         if after["step"] > before["step"]
     ]
     whole = [session[-1]["seconds"] for session in sessions]
-    if whole and result is not None:
-        whole[-1] = max(whole[-1], result["seconds"])
+    if whole:
+        whole[-1] = max(whole[-1], result.get("seconds", 0.0))
     return (
         float(f"{median(steps):.4g}") if steps else None,
         float(f"{sum(whole):.5g}") if whole else None,
@@ -274,20 +235,12 @@ def _curve(lines: list[dict[str, Any]]) -> Curve:
     return {name: thinned(points, POINTS) for name, points in curve.items()}
 
 
-def _snapshots(content: bytes) -> tuple[list[dict[str, Any]] | None, list[int]]:
+def _snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
     """A choice of the snapshots, and the numbers of broken lines."""
-    lines = content.splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):  # truncated: the run was killed
-        lines.pop()
-    if not lines:
-        return None, []
-    found, broken = read_snapshots(b"".join(lines))
+    if not content.endswith(b"\n"):  # truncated: the run was killed
+        content = content[: content.rfind(b"\n") + 1]
+    if not content:
+        return [], []
+    found, broken = read_snapshots(content)
     most = LAYERS_SHOWN // max(1, len(found[0]["layers"]))
     return thinned(found, max(2, min(STEPS_SHOWN, most))), broken
-
-
-def _commits(environment: dict[str, Any]) -> str | None:
-    """The commits of a run and of its resumes; None if it has recorded none."""
-    every = [each for each in (environment, *environment.get("then", [])) if each.get("git")]
-    told = [f"{each['git']}{' with changes' if each.get('changed') else ''}" for each in every]
-    return ", then ".join(text for text, _ in groupby(told)) or None

@@ -7,7 +7,8 @@ from statistics import mean
 from typing import Literal, NamedTuple
 
 from dlrnn.paper.numbers import LESS_IS_BETTER, PLACES, number
-from dlrnn.paper.records import FULL, Record
+from dlrnn.paper.records import FULL, Record, Size
+from dlrnn.paper.results import Curve
 
 OURS = "ours"
 SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
@@ -54,8 +55,8 @@ class Seeds:
     """One metric of a table cell, measured with one or more seeds."""
 
     metric: str
-    records: list[Record]
-    lasts: dict[int, float] = field(default_factory=dict)  # by seed: R2 at the end of its curve
+    records: list[Record] = field(default_factory=list)  # by seed
+    curves: dict[int, Curve] = field(default_factory=dict)  # of each seed, {} if it is missing
 
     @property
     def counted(self) -> list[Record]:
@@ -65,8 +66,15 @@ class Seeds:
 
     @property
     def last(self) -> float | None:
-        """The mean of the last evaluations, where the best one counts; None if one is not known."""
-        return mean_of([self.lasts.get(each.seed) for each in self.counted])
+        """The mean of the last R2, where the best one counts; None if one is not known."""
+        return mean_of([self._last(record) for record in self.counted])
+
+    def _last(self, record: Record) -> float | None:
+        """R2 at the end of a curve that reaches the last step. Curves leave NaN out."""
+        curve = self.curves.get(record.seed, {}).get("validation R2")
+        if self.metric != "R2" or not curve or curve[-1][0] != record.steps:
+            return None
+        return curve[-1][1]
 
     @property
     def mean(self) -> float | None:
@@ -79,7 +87,7 @@ class Seeds:
         return spread_of([record.value for record in self.counted])
 
     @property
-    def size(self) -> str:
+    def size(self) -> Size:
         """The first size that is not "full"."""
         return next((record.size for record in self.counted if record.size != FULL), FULL)
 
@@ -99,9 +107,8 @@ class Seeds:
         found = difference(self.metric, self.mean, paper)
         sign = -1 if self.metric in LESS_IS_BETTER else 1
         reached = sign * found.value >= 0 and abs(paper) > tolerance(self.metric)
-        untested = any(record.is_untested for record in self.counted)
-        longer = any(record.is_longer for record in self.counted)
-        comparable = self.is_comparable or (reached and not untested and not longer)
+        others = any(record.is_untested or record.is_longer for record in self.counted)
+        comparable = self.is_comparable or (reached and not others)
         return found if comparable else found._replace(verdict=None)
 
 
@@ -149,13 +156,8 @@ class Cell:
             return True
         return difference(metric, last, paper).verdict != "worse"
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict of the worst metric; None if nothing can be compared."""
-        return self.verdict_of(OURS)
-
-    def verdict_of(self, column: str) -> Verdict | None:
-        """The same for any column; None if one of the paper's metrics has no verdict."""
+    def verdict(self, column: str = OURS) -> Verdict | None:
+        """The verdict of the worst metric; None if one of the paper's metrics has none."""
         found = [self.difference(metric, column) for metric in self.paper]
         verdicts = [None if each is None else each.verdict for each in found]
         order: tuple[Verdict | None, ...] = (None, "worse", "near", "better")
@@ -232,38 +234,36 @@ class Counts(NamedTuple):
 
 def counts(table: Table) -> Counts:
     """Count the cells of a table that were measured, and their verdicts."""
-    verdicts = [cell.verdict for cell in table.grid]
-    good = [cell for cell in table.grid if cell.verdict in ("near", "better")]
-    fell = sum(not all(map(cell.is_good_at_the_end, cell.metrics)) for cell in good)
-    worse = verdicts.count("worse")
+    verdicts = [cell.verdict() for cell in table.grid]
     ours = [[r for seeds in cell.ours.values() for r in seeds.counted] for cell in table.grid]
-    cut = sum(
-        verdict is None and any(r.is_cut or r.size != FULL for r in records)
-        for verdict, records in zip(verdicts, ours, strict=True)
-    )
-    stopped = sum(any(record.stopped for record in records) for records in ours)
+    fell = cut = 0
+    for cell, verdict, records in zip(table.grid, verdicts, ours, strict=True):
+        if verdict in ("near", "better"):
+            fell += not all(map(cell.is_good_at_the_end, cell.metrics))
+        elif verdict is None:
+            cut += any(record.is_cut or record.size != FULL for record in records)
     return Counts(
         cells=len(verdicts),
         measured=sum(map(bool, ours)),
         near=verdicts.count("near"),
         better=verdicts.count("better"),
-        worse=worse,
-        worse_at_the_end=worse + fell,
+        worse=verdicts.count("worse"),
+        worse_at_the_end=verdicts.count("worse") + fell,
         cut=cut,
-        stopped=stopped,
+        stopped=sum(any(record.stopped for record in records) for records in ours),
     )
 
 
 def count_text(table: Table) -> str:
     """The counts of a table in a sentence."""
     found = counts(table)
+    others = sum(bool(cell.found) for cell in table.cells.values())
+    if not found.measured and others:
+        return (
+            f"None of {found.cells} cells has been measured with its recipe's settings yet;"
+            f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
+        )
     if not found.measured:
-        others = sum(bool(cell.found) for cell in table.cells.values())
-        if others:
-            return (
-                f"None of {found.cells} cells has been measured with its recipe's settings yet;"
-                f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
-            )
         return f"Not run: none of {found.cells} cells has been measured yet."
     verdicts = {"as in the paper": found.near, "better": found.better, "worse": found.worse}
     told = ", ".join(f"{many} {how}" for how, many in verdicts.items() if many)

@@ -44,6 +44,11 @@ def row_of(name: str, model: str) -> dict[str, Any]:
     return next(dict(row) for row in table(name)["rows"] if row["model"] == model)
 
 
+def settings_of(name: str) -> dict[str, dict[str, Any]]:
+    """The hyper-parameters that the paper states, by task."""
+    return {row["task"]: row for row in published()["hyperparameters"][name]}
+
+
 def as_in_paper(metric: str, value: float) -> float:
     """Convert a metric to the paper's units: percent for accuracies and F1.
 

@@ -4,10 +4,10 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal
 
 from dlrnn.common.untrusted import fit, is_printable
-from dlrnn.paper.recipes.catalogue import TABLES
+from dlrnn.paper.recipes import TABLES
 
 VERSION = 1
 """The version of the format: raised when older readers would misread a line."""
@@ -15,16 +15,13 @@ VERSION = 1
 LARGEST = 2**53
 """Whole numbers up to here are exact in any reader of JSON."""
 
-FULL, SIZES = "full", ("tiny", "changed")
+Split = Literal["train", "validation", "test"]
+Size = Literal["full", "tiny", "changed"]
 """The size of the paper's runs, and the sizes of other runs."""
-
-SPLITS = ("train", "validation", "test")
+FULL: Size = "full"
 
 LONGEST_STEM = 200
 """The most letters of a run's file names without suffix: file systems allow 255."""
-
-LATER = {"scale", "stopped"}
-"""Fields that old records lack."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Record:
     seed: int
     metric: str
     value: float | None
-    split: str
+    split: Split
     steps: int
     steps_asked: int
     commit: str | None
@@ -71,15 +68,17 @@ class Record:
     command: str
     differs: str = ""
     note: str = ""
-    scale: str = FULL
+    scale: Size = FULL
     stopped: str = ""
     version: int = VERSION
 
     @property
-    def size(self) -> str:
+    def size(self) -> Size:
         """The scale; old records have it in the variant: "my_package.MyLayer, tiny"."""
         told = self.variant.rpartition(", ")[2]
-        return told if self.scale == FULL and told in SIZES else self.scale
+        if self.scale == FULL and told in ("tiny", "changed"):
+            return "tiny" if told == "tiny" else "changed"
+        return self.scale
 
     @property
     def settings(self) -> str:
@@ -128,9 +127,6 @@ class Record:
         return json.dumps(asdict(self))
 
 
-_KINDS = get_type_hints(Record)
-
-
 def stem(recipe: str, variant: str, seed: int) -> str:
     """The name of a run's files."""
     parts = [*recipe.split("/"), variant, f"seed-{seed}"]
@@ -138,32 +134,25 @@ def stem(recipe: str, variant: str, seed: int) -> str:
 
 
 def parse_record(line: str) -> Record:
-    """Parse a line of records.jsonl, or say in a sentence why it is not a record."""
+    """Parse a line of records.jsonl, or say in a sentence why it is not a record.
+
+    Old lines lack the fields that were added later, which have their defaults.
+    """
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
-    if not isinstance(values, dict):
-        raise ValueError("is not a JSON object")
-    version = values.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise ValueError(f"has version {version}, and this dlrnn reads up to {VERSION}: update it")
-    if unknown := sorted(values.keys() - _KINDS.keys()):
-        raise ValueError(f"has an unknown field {unknown[0]!r:.60}")
-    if missing := sorted(_KINDS.keys() - values.keys() - LATER):
-        raise ValueError(f"has no {missing[0]!r}")
-    for name, kind in _KINDS.items():
-        if name in LATER - values.keys():
-            continue
-        if isinstance(values[name], int) and abs(values[name]) > LARGEST:
-            raise ValueError(f"has a {name!r} beyond 2**53")
-        try:
-            values[name] = fit(values[name], kind, repr(name))
-        except ValueError as error:
-            raise ValueError(f"is not a record: {error}") from None
-        if not _is_printable(values[name]):
-            raise ValueError(f"has a {name!r} with control characters")
-    record = Record(**values)
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if name == "version" and isinstance(value, int) and value > VERSION:
+            raise ValueError(
+                f"has version {value}, and this dlrnn reads up to {VERSION}: update it"
+            )
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"has a {name!r:.60} beyond 2**53")
+    try:
+        record: Record = fit(values, Record, "it")
+    except ValueError as error:
+        raise ValueError(f"is not a record: {error}") from None
     _check(record)
     return record
 
@@ -172,22 +161,18 @@ def _check(record: Record) -> None:
     """Check the values of the fields."""
     if not re.fullmatch(r"table\d/[^/]+/[^/]+", record.recipe):
         raise ValueError(f"has a recipe {record.recipe!r:.60}, which is not table/task/model")
+    if (table := record.recipe.partition("/")[0]) not in TABLES:
+        raise ValueError(f"has the table {table!r} instead of one of {', '.join(TABLES)}")
     if (letters := len(record.stem)) > LONGEST_STEM:
         many = f"has a recipe and a variant of {letters} letters"
         raise ValueError(f"{many}, and names of files have at most {LONGEST_STEM}")
-    table = record.recipe.partition("/")[0]
-    for name, value, known in (
-        ("table", table, tuple(TABLES)),
-        ("split", record.split, SPLITS),
-        ("scale", record.scale, (FULL, *SIZES)),
-    ):
-        if value not in known:
-            raise ValueError(f"has the {name} {value!r:.60} instead of one of {', '.join(known)}")
     if record.steps < 0 or record.steps_asked < 1:
         raise ValueError(f"has {record.steps} of {record.steps_asked} steps")
-    for name in ("value", "seconds_per_step", "wall_seconds"):
-        if (number := getattr(record, name)) is not None and not math.isfinite(number):
+    for name, value in asdict(record).items():
+        if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"has a {name} that is not finite: use null")
+        if not _is_printable(value):
+            raise ValueError(f"has a {name!r} with control characters")
 
 
 def _is_printable(value: Any) -> bool:

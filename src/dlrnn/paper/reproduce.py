@@ -10,23 +10,10 @@ from dlrnn.common.files import write_whole
 from dlrnn.common.untrusted import brief
 from dlrnn.paper.comparison import markdown_table, mean_of, spread_of
 from dlrnn.paper.numbers import short
-from dlrnn.paper.recipes.catalogue import RECIPES, TABLES, advice
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale
-from dlrnn.paper.runs import (
-    DONE,
-    NOT_RUN,
-    Outcome,
-    check_folder,
-    evaluate_best,
-    outcome,
-    outcomes,
-    run_config,
-    run_path,
-)
+from dlrnn.paper.recipes import RECIPES, TABLES, Recipe, Scale, advice
+from dlrnn.paper.runs import DONE, NOT_RUN, Outcome, Run, evaluate_best, outcomes, run_of
 from dlrnn.tasks import TASKS
-from dlrnn.train import RunConfig, RunDirectory, TaskConfig, train
-from dlrnn.train.run_directory import CONFIG
+from dlrnn.train import RunDirectory, TaskConfig, train
 
 
 @dataclass(frozen=True)
@@ -86,25 +73,34 @@ def reproduce(
     chosen = [RECIPES[name] for name in select(table, only)]
     how = {"device": device, "early_stop": early_stop, "show": show, "writer": writer}
     problems: dict[str, dict[int, Outcome]] = {}
+
+    def row(recipe: Recipe) -> Row:
+        found = outcomes(recipe, out, scale) | problems.get(recipe.name, {})
+        return make_row(recipe, found)
+
+    def write_table() -> None:
+        path = Path(out) / scale / f"{table}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row(RECIPES[name]) for name in TABLES[table]]
+        write_whole(path, _markdown(table, scale, rows).encode())
+
     for number, recipe in enumerate(chosen, start=1):
-        for seed in seeds:
-            if outcome(recipe, out, scale, seed).status == DONE:
+        for run in (run_of(recipe, out, scale, seed) for seed in seeds):
+            if run.outcome().status == DONE:
                 continue
-            path = run_path(recipe, out, scale, seed)
             if show:
-                print(f"{number} of {len(chosen)}: {recipe.name}, seed {seed}", flush=True)
+                print(f"{number} of {len(chosen)}: {run.name}", flush=True)
             try:
-                _complete(run_config(recipe, scale, seed), path, how)
+                _complete(run, how)
             except Exception as error:  # the other runs go on
-                sentence = brief(error) or type(error).__name__
-                problems.setdefault(recipe.name, {})[seed] = Outcome(
-                    f"broken: {sentence}", refused=isinstance(error, ValueError | OSError)
-                )
+                said = f"broken: {brief(error) or type(error).__name__}"
+                problem = Outcome(said, refused=isinstance(error, ValueError | OSError))
+                problems.setdefault(recipe.name, {})[run.config.seed] = problem
                 if show:
-                    print(f"{recipe.name}, seed {seed}: {brief(error)}", flush=True)
-            write_table(table, out, scale, problems)
-    write_table(table, out, scale, problems)
-    return [_row_on_disk(recipe, out, scale, problems) for recipe in chosen]
+                    print(f"{run.name}: {brief(error)}", flush=True)
+            write_table()
+    write_table()
+    return [row(recipe) for recipe in chosen]
 
 
 def select(table: str, only: str | None = None) -> Sequence[str]:
@@ -119,11 +115,6 @@ def select(table: str, only: str | None = None) -> Sequence[str]:
         names = [name.removeprefix(f"{table}/") for name in TABLES[table]]
         raise ValueError(f"{table} has no recipe {only!r}: {advice(only, names)}")
     return chosen
-
-
-def status_of(recipe: Recipe, out: str | Path, scale: Scale) -> str:
-    """The status of all seeds with a run directory: "not run", "done", or what is missing."""
-    return make_row(recipe, outcomes(recipe, out, scale)).status
 
 
 def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, Any]]:
@@ -144,29 +135,14 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
     return rows
 
 
-def write_table(
-    table: str,
-    out: str | Path,
-    scale: Scale,
-    problems: Mapping[str, Mapping[int, Outcome]] | None = None,
-) -> Path:
-    """Write OUT/SCALE/TABLE.md from the run directories and the problems of this call."""
-    rows = [_row_on_disk(RECIPES[name], out, scale, problems or {}) for name in TABLES[table]]
-    path = Path(out) / scale / f"{table}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _markdown(table, scale, rows).encode())
-    return path
-
-
-def _complete(config: RunConfig, path: Path, how: dict[str, Any]) -> None:
+def _complete(run: Run, how: dict[str, Any]) -> None:
     """Train or resume a run until it is complete, and test it."""
-    begun = (path / CONFIG).is_file()
-    if begun:
-        check_folder(path, config)
-    if not begun or RunDirectory.open(path).result is None:
-        _require_data(config.task)
-        train(path, None if begun else config, **how)
-    evaluate_best(path, how["device"])
+    if run.begun:
+        run.check()
+    if not run.begun or RunDirectory.open(run.path).result is None:
+        _require_data(run.config.task)
+        train(run.path, None if run.begun else run.config, **how)
+    evaluate_best(run.path, how["device"])
 
 
 def _require_data(task: TaskConfig) -> None:
@@ -180,12 +156,6 @@ def _require_data(task: TaskConfig) -> None:
         f"build {task.name}{options}" if TASKS[task.name].drawable else f"import {task.name} PATH"
     )
     raise ValueError(f"there is no {folder}: make it with `dlrnn data {command}`")
-
-
-def _row_on_disk(
-    recipe: Recipe, out: str | Path, scale: Scale, problems: Mapping[str, Mapping[int, Outcome]]
-) -> Row:
-    return make_row(recipe, {**outcomes(recipe, out, scale), **problems.get(recipe.name, {})})
 
 
 def _markdown(table: str, scale: Scale, rows: Sequence[Row]) -> str:

@@ -13,24 +13,26 @@ Files that cannot be read are reported in `problems`, one sentence each; the res
 
 import csv
 import io
+import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
-from dlrnn.common import untrusted
 from dlrnn.common.files import require_own_folder
-from dlrnn.common.untrusted import brief, fit, parse_json, read_bytes
-from dlrnn.paper.recipes.catalogue import RECIPES
+from dlrnn.common.untrusted import COMPACT, brief, fit, parse_json, read_bytes
+from dlrnn.paper.recipes import RECIPES
 from dlrnn.paper.records import LARGEST, Record, parse_record
 from dlrnn.paper.snapshots import check_snapshot
 
 RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
-CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS = "curves", "breakdowns", "pictures", "snapshots"
+STEP_COLUMNS = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
+TABLE3_COLUMNS = ("ms", "relative", "paper")
+"""The numbers of a model in step-times.json, for Tables 1 and 6, and for Table 3."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
@@ -54,6 +56,21 @@ UNREADABLE = (
 """The errors that a file of the wrong content, or a folder in its place, can raise."""
 
 
+@dataclass(frozen=True)
+class Collected:
+    """The results of one run: its records, and its other files by the names in `KINDS`."""
+
+    records: list[Record]
+    files: dict[str, Any]
+    problems: list[str] = field(default_factory=list)
+    """Problems with files that the numbers do not depend on, a sentence each."""
+
+    @property
+    def stem(self) -> str:
+        """The name of its files without suffix."""
+        return self.records[0].stem
+
+
 @dataclass
 class Results:
     """The results in a folder, or of some runs; files by the name of their run."""
@@ -68,58 +85,53 @@ class Results:
     step_times: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
 
+    def add_file(self, kind: str, stem: str, content: Any) -> None:
+        """Add a file of one of the `KINDS`."""
+        getattr(self, kind)[stem] = content
+
 
 def check_results(folder: Path) -> None:
     """Refuse a folder that holds no results."""
+    if (folder / RECORDS).is_file():
+        return
+    why = f"it has no {RECORDS}" if folder.is_dir() else "it is not a folder"
+    why = why if folder.exists() else "it does not exist"
     advice = "--results takes what `dlrnn results add --into DIR` wrote"
-    if not folder.exists():
-        raise ValueError(f"there are no results in {folder}: it does not exist; {advice}")
-    if not folder.is_dir():
-        raise ValueError(f"there are no results in {folder}: it is not a folder; {advice}")
-    if not (folder / RECORDS).is_file():
-        raise ValueError(f"there are no results in {folder}: it has no {RECORDS}; {advice}")
+    raise ValueError(f"there are no results in {folder}: {why}; {advice}")
 
 
 def read_results(folder: str | Path, name: str) -> Results:
     """Read everything that can be read; a folder that does not exist has no results."""
     folder, found = Path(folder), Results(name)
     found.records = read_records(folder / RECORDS, found.problems)
-    stems = dict.fromkeys(record.stem for record in found.records)
-    found.curves = _files(
-        folder / CURVES, "csv", stems, read_curve, found.problems, most=MOST_CURVE
-    )
-    for one in stems:
-        if not os.path.lexists(folder / CURVES / f"{one}.csv"):
-            found.problems.append(f"the curve {folder / CURVES / one}.csv is missing")
-    found.breakdowns = _files(folder / BREAKDOWNS, "json", stems, read_breakdown, found.problems)
-    found.pictures = _files(folder / PICTURES, "png", stems, read_picture, found.problems)
-    for one, (read, broken) in _files(
-        folder / SNAPSHOTS, "jsonl", stems, read_snapshots, found.problems
-    ).items():
-        found.snapshots[one] = read
-        path = folder / SNAPSHOTS / f"{one}.jsonl"
-        found.problems += [f"{path}, line {number}, is not a snapshot" for number in broken]
-    found.notes = read_json(folder / NOTES, check_notes, found.problems, links=False) or {}
+    steps = {record.stem: record.steps for record in found.records}
+    for kind, (suffix, read, _, most) in KINDS.items():
+        try:
+            require_own_folder(folder / kind)
+        except ValueError as error:
+            found.problems.append(str(error))
+            continue
+        for stem in steps:
+            path = folder / kind / f"{stem}.{suffix}"
+            content = read_file(path, read, found.problems, most)
+            if kind == "snapshots" and content is not None:
+                content, broken = content
+                found.problems += broken_lines(path, broken)
+            if content is not None:
+                found.add_file(kind, stem, content)
+            elif kind == "curves" and not os.path.lexists(path):
+                found.problems.append(f"the curve {path} is missing")
+    for stem, curve in found.curves.items():
+        end = max((points[-1][0] for points in curve.values() if points), default=0)
+        if end < steps[stem]:
+            told = f"ends at step {end}, and its run has {steps[stem]}"
+            found.problems.append(f"{folder / 'curves' / stem}.csv {told}")
+    found.notes = read_file(folder / NOTES, _notes, found.problems) or {}
     known = RECIPES.keys() | {record.recipe for record in found.records}
     for other in sorted(found.notes.keys() - known):
         found.problems.append(f"{folder / NOTES} has a note on {other!r:.60}, which is no recipe")
-    found.problems += _short_curves(found, folder)
-    found.step_times = read_json(folder / STEP_TIMES, check_step_times, found.problems, links=False)
+    found.step_times = read_file(folder / STEP_TIMES, _step_times, found.problems)
     return found
-
-
-def _short_curves(found: Results, folder: Path) -> list[str]:
-    """Report curves that end before their runs."""
-    ends = {
-        one: max((points[-1][0] for points in curve.values() if points), default=0)
-        for one, curve in found.curves.items()
-    }
-    return [
-        f"{folder / CURVES / record.stem}.csv ends at step {ends[record.stem]}, and its run has"
-        f" {record.steps}"
-        for record in {each.stem: each for each in found.records}.values()
-        if record.stem in ends and ends[record.stem] < record.steps
-    ]
 
 
 def read_records(path: Path, problems: list[str]) -> list[Record]:
@@ -127,79 +139,64 @@ def read_records(path: Path, problems: list[str]) -> list[Record]:
     found: dict[tuple[str, str, int, str], Record] = {}
     columns: set[tuple[str, str]] = set()
     recipes: set[str] = set()
-    try:
-        lines = read_lines(path)
-    except (ValueError, OSError) as error:
-        problems.append(_unreadable(path, error))
-        return []
+    lines = read_file(path, record_lines, problems, MOST_RECORDS) or []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = parse_record(line.decode(errors="replace"))
-            columns.add((record.variant, record.settings))
-            recipes.add(record.recipe)
-            if len(columns) > MOST_COLUMNS or len(recipes) > MOST_RECIPES:
-                most = f"{MOST_COLUMNS} variants and settings, and {MOST_RECIPES} recipes"
-                problems.append(f"{path} has more than {most}: lines from {number} are left out")
-                break
-            found[record.key] = record
         except ValueError as error:
             problems.append(f"{path}, line {number}, {error}")
+            continue
+        columns.add((record.variant, record.settings))
+        recipes.add(record.recipe)
+        if len(columns) > MOST_COLUMNS or len(recipes) > MOST_RECIPES:
+            most = f"{MOST_COLUMNS} variants and settings, and {MOST_RECIPES} recipes"
+            problems.append(f"{path} has more than {most}: lines from {number} are left out")
+            break
+        found[record.key] = record
     return list(found.values())
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """The lines of a file, empty ones included; [] if there is no file."""
-    if not os.path.lexists(path):
-        return []
-    return read_bytes(path, MOST_RECORDS).removeprefix(BOM_UTF8).split(b"\n")
+def record_lines(content: bytes) -> list[bytes]:
+    """The lines of records.jsonl, empty ones included."""
+    return content.removeprefix(BOM_UTF8).split(b"\n")
 
 
-def read_json(
-    path: Path, check: Callable[[Any], Content], problems: list[str], *, links: bool = True
-) -> Content | None:
-    """The checked content of a JSON file; None if there is no file, or it is a problem."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        return check(untrusted.read_json(path, links=links))
-    except UNREADABLE as error:
-        problems.append(_unreadable(path, error))
-        return None
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    """The problem with a file in a sentence, without Python's messages on unexpected values."""
-    if not isinstance(error, ValueError | csv.Error):
-        return f"{path} cannot be read"
-    reason = brief(error, 200).removeprefix(f"{path}").lstrip(" :")
-    return f"{path} cannot be read: {reason}"
-
-
-def _files(
-    folder: Path,
-    ending: str,
-    stems: Iterable[str],
+def read_file(
+    path: Path,
     read: Callable[[bytes], Content],
     problems: list[str],
-    *,
     most: int = MOST_FILE,
-) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    *,
+    links: bool = False,
+) -> Content | None:
+    """The parsed content of a file; None if there is no file, or it is a problem."""
+    if not os.path.lexists(path):
+        return None
     try:
-        require_own_folder(folder)
-    except ValueError as error:
-        problems.append(str(error))
-        return found
-    for one in stems:
-        path = folder / f"{one}.{ending}"
-        if os.path.lexists(path):
-            try:
-                found[one] = read(read_bytes(path, most))
-            except UNREADABLE as error:
-                problems.append(_unreadable(path, error))
-    return found
+        return read(read_bytes(path, most, links=links))
+    except UNREADABLE as error:
+        reason = ""  # Python's messages on unexpected values say nothing to a user
+        if isinstance(error, ValueError | csv.Error):
+            reason = ": " + brief(error, 200).removeprefix(f"{path}").lstrip(" :")
+        problems.append(f"{path} cannot be read{reason}")
+        return None
+
+
+def broken_lines(path: Path, numbers: Sequence[int]) -> list[str]:
+    """The problems with lines of snapshots."""
+    return [f"{path}, line {number}, is not a snapshot" for number in numbers]
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many items, evenly chosen, with the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
+
+
+# ---------------------------------------------------------------------------- kinds of files
 
 
 def read_curve(content: bytes) -> Curve:
@@ -219,23 +216,15 @@ def read_curve(content: bytes) -> Curve:
 
 def curve_bytes(curve: Curve) -> bytes:
     """A curve as CSV: a line for each step, a column for each name, empty without a value."""
-    by_step: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, str]] = {}
     for name, points in curve.items():
         for step, value in points:
-            by_step.setdefault(step, {})[name] = value
+            by_step.setdefault(step, {})[name] = f"{value:.5g}"
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", *curve])
-    for step, values in sorted(by_step.items()):
-        writer.writerow([step, *(f"{values[n]:.5g}" if n in values else "" for n in curve)])
+    writer = csv.DictWriter(text, ["step", *curve], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"step": step, **by_step[step]} for step in sorted(by_step))
     return text.getvalue().encode()
-
-
-def thinned(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many items, evenly chosen, with the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
 def read_breakdown(content: bytes) -> dict[str, list[dict[str, Any]]]:
@@ -245,36 +234,23 @@ def read_breakdown(content: bytes) -> dict[str, list[dict[str, Any]]]:
 
 def check_breakdown(values: Any) -> dict[str, list[dict[str, Any]]]:
     """The checked values of a breakdown, from JSON; other keys are dropped."""
-    kinds: dict[str, Callable[[Any], Any]] = {"height": _height, "operator": str}
-    return {
-        f"by {key}": [
-            {
-                key: kind(row[key]),
-                "nodes": int(row["nodes"]),
-                "error": None if row["error"] is None else _share(row["error"]),
-            }
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, kind in (("height", int), ("operator", str)):
+        schema = {key: kind, "nodes": int, "error": float | None}
+        rows = [
+            {name: fit(row[name], of, name) for name, of in schema.items()}
             for row in values[f"by {key}"]
         ]
-        for key, kind in kinds.items()
-    }
+        if not all(row["error"] is None or 0 <= row["error"] <= 1 for row in rows):
+            raise ValueError("a share lies between 0 and 1")
+        if key == "height" and not all(0 <= row["height"] <= LARGEST for row in rows):
+            raise ValueError("a height is a count")
+        found[f"by {key}"] = rows
+    return found
 
 
-def _finite(value: Any) -> float:
-    if not abs(value) < 1e30:
-        raise ValueError("a number is finite")
-    return float(value)
-
-
-def _height(value: Any) -> int:
-    if not 0 <= value <= LARGEST:
-        raise ValueError("a height is a count")
-    return int(value)
-
-
-def _share(value: Any) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError("a share lies between 0 and 1")
-    return float(value)
+def _breakdown_bytes(values: dict[str, list[dict[str, Any]]]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def read_picture(content: bytes) -> bytes:
@@ -309,27 +285,51 @@ def read_snapshots(content: bytes) -> tuple[list[dict[str, Any]], list[int]]:
     return [found[step] for step in sorted(found)], broken
 
 
-def check_notes(values: Any) -> dict[str, str]:
-    """The findings by recipe, from JSON."""
-    return dict(fit(values, dict[str, str], "it"))
+def _snapshot_bytes(snapshots: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(each, **COMPACT) + "\n" for each in snapshots).encode()
+
+
+class Kind(NamedTuple):
+    """Files of runs in a folder of their own, NAME.suffix: how they are read and written."""
+
+    suffix: str
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+    most: int = MOST_FILE
+
+
+KINDS = {
+    "curves": Kind("csv", read_curve, curve_bytes, MOST_CURVE),
+    "breakdowns": Kind("json", read_breakdown, _breakdown_bytes),
+    "pictures": Kind("png", read_picture, bytes),
+    "snapshots": Kind("jsonl", read_snapshots, _snapshot_bytes),
+}
+
+
+def _notes(content: bytes) -> dict[str, str]:
+    """The findings by recipe."""
+    return dict(fit(parse_json(content, "it"), dict[str, str], "it"))
+
+
+def _step_times(content: bytes) -> dict[str, Any]:
+    return check_step_times(parse_json(content, "it"))
 
 
 def check_step_times(values: Any) -> dict[str, Any]:
     """The times of `bench step --tables`, from JSON; old files lack Table 3 and precisions."""
-    names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
-    rows = [
-        {
-            "model": str(row["model"]),
-            "precision": str(row.get("precision", "fp32")),
-            **{n: None if row[n] is None else _finite(row[n]) for n in names},
-        }
-        for row in values["models"]
-    ]
-    higher = [
-        {"task": str(row["task"]), "model": str(row["model"])}
-        | {"precision": str(row.get("precision", "fp32"))}
-        | {n: _finite(row[n]) for n in ("ms", "relative", "paper")}
-        for row in values.get("table3", ())
-    ]
+    rows = [_step_row(row, ("model",), STEP_COLUMNS) for row in values["models"]]
+    higher = [_step_row(row, ("task", "model"), TABLE3_COLUMNS) for row in values.get("table3", ())]
     where = {"device": str(values["device"]), "torch": str(values["torch"])}
     return {**where, "models": rows, "table3": higher}
+
+
+def _step_row(row: Any, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, Any]:
+    found = {name: str(row[name]) for name in texts}
+    found["precision"] = str(row.get("precision", "fp32"))
+    return found | {name: _finite(row[name]) for name in numbers}
+
+
+def _finite(value: Any) -> float | None:
+    if value is not None and not abs(value) < 1e30:
+        raise ValueError("a number is finite")
+    return None if value is None else float(value)

@@ -3,18 +3,19 @@
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dlrnn.common.untrusted import brief, read_bytes
 from dlrnn.paper.numbers import as_in_paper
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale, scaled
-from dlrnn.train import RunConfig, RunDirectory, from_json, load_best
+from dlrnn.paper.recipes import Recipe, Scale, scaled
+from dlrnn.paper.records import Split
+from dlrnn.train import RunConfig, RunDirectory, from_json, load_best, with_overrides
 from dlrnn.train.config import in_json
 from dlrnn.train.evaluation import read_test, write_test
 from dlrnn.train.run_directory import CONFIG
@@ -36,67 +37,101 @@ class Outcome:
     """Whether a file of the run was refused."""
 
 
-def run_config(recipe: Recipe, scale: Scale, seed: int) -> RunConfig:
-    """The configuration of a recipe at a scale with a seed."""
-    return replace(scaled(recipe, scale), seed=seed)
+class Run(NamedTuple):
+    """A run of a recipe: its configuration and its run directory."""
+
+    recipe: Recipe
+    config: RunConfig
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The recipe and the seed, for messages."""
+        return f"{self.recipe.name}, seed {self.config.seed}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has a run directory."""
+        return (self.path / CONFIG).is_file()
+
+    def check(self) -> None:
+        """Refuse a run directory whose configuration is not that of this run."""
+        where = self.path / CONFIG
+        found = flat(asdict(_parsed(read_bytes(where), str(where))))
+        expected = flat(asdict(self.config))
+        for name in expected | found:
+            here, there = found.get(name), expected.get(name)
+            if here != there:
+                difference = f"its {name} is {here}, not {there}"
+                advice = "move it away or choose another --out"
+                raise ValueError(f"{self.path} is not of this recipe: {difference}; {advice}")
+
+    def outcome(self) -> Outcome:
+        """The outcome of the run in its run directory."""
+        if not self.begun:
+            return Outcome(NOT_RUN)
+        try:
+            self.check()
+            return self._progress(RunDirectory.open(self.path))
+        except ValueError as error:
+            return Outcome(brief(error), refused=True)
+        except OSError as error:
+            return Outcome(f"{error.filename}: {error.strerror}", refused=True)
+        except (KeyError, TypeError, AttributeError):
+            said = f"{self.path} holds a file that dlrnn did not write"
+            return Outcome(said, refused=True)
+
+    def _progress(self, folder: RunDirectory) -> Outcome:
+        if folder.result is None:
+            records = folder.records()
+            return Outcome(f"{records[-1]['step'] if records else 0} of {self.config.steps} steps")
+        _, found = measured(folder, self.config)
+        if not found:
+            return Outcome("trained, not tested")
+        return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in self.recipe.paper})
 
 
-def run_path(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Path:
-    """The run directory OUT/SCALE/NAME/seed-K."""
-    return Path(out) / scale / recipe.name / f"seed-{seed}"
+def run_of(
+    recipe: Recipe, out: str | Path, scale: Scale, seed: int = 0, overrides: Sequence[str] = ()
+) -> Run:
+    """The run of a recipe at a scale with a seed, and with other settings (`with_overrides`)."""
+    config = replace(scaled(recipe, scale), seed=seed)
+    config = with_overrides(config, overrides) if overrides else config
+    return Run(recipe, config, changed_path(recipe, out, scale, config))
 
 
 def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfig) -> Path:
-    """`run_path` for the recipe's own settings, and OUT/.../seed-K-DIGEST for others."""
-    path = run_path(recipe, out, scale, config.seed)
-    if config == run_config(recipe, scale, config.seed):
+    """OUT/SCALE/NAME/seed-K for the recipe's own settings, OUT/.../seed-K-DIGEST for others."""
+    path = Path(out) / scale / recipe.name / f"seed-{config.seed}"
+    if config == replace(scaled(recipe, scale), seed=config.seed):
         return path
     digest = hashlib.sha256(in_json(config.identity()).encode()).hexdigest()
     return path.with_name(f"{path.name}-{digest[:8]}")
 
 
-def outcome(recipe: Recipe, out: str | Path, scale: Scale, seed: int) -> Outcome:
-    """The outcome of the run with that seed."""
-    path = run_path(recipe, out, scale, seed)
-    return outcome_in(path, recipe, run_config(recipe, scale, seed))
-
-
-def outcome_in(path: Path, recipe: Recipe, config: RunConfig) -> Outcome:
-    """The outcome of the run of a recipe with these settings in its run directory."""
-    if not (path / CONFIG).is_file():
-        return Outcome(NOT_RUN)
-    try:
-        check_folder(path, config)
-        return _progress(recipe, RunDirectory.open(path), config)
-    except ValueError as error:
-        return Outcome(brief(error), refused=True)
-    except OSError as error:
-        return Outcome(f"{error.filename}: {error.strerror}", refused=True)
-    except (KeyError, TypeError, AttributeError):
-        return Outcome(f"{path} holds a file that dlrnn did not write", refused=True)
-
-
 def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:
     """The outcome of every seed that has a run directory."""
-    parent = run_path(recipe, out, scale, 0).parent
+    parent = run_of(recipe, out, scale).path.parent
     names = [re.fullmatch(r"seed-(\d+)", path.name) for path in parent.glob("seed-*")]
     seeds = sorted(int(name[1]) for name in names if name)
-    return {seed: outcome(recipe, out, scale, seed) for seed in seeds}
-
-
-def check_folder(path: Path, expected: RunConfig) -> None:
-    """Refuse a run directory whose configuration is not the expected one."""
-    found = _parsed(read_bytes(path / CONFIG), str(path / CONFIG))
-    difference = _difference(asdict(found), asdict(expected))
-    if difference:
-        advice = "move it away or choose another --out"
-        raise ValueError(f"{path} is not of this recipe: its {difference}; {advice}")
+    return {seed: run_of(recipe, out, scale, seed).outcome() for seed in seeds}
 
 
 @cache
 def _parsed(content: bytes, where: str) -> RunConfig:
     """Parse each configuration once in a process."""
     return from_json(content, where)
+
+
+def flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
+    """The values of nested dictionaries by their whole names: "model.mixer_options.d_state"."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{inside}{name}.")
+        else:
+            found[f"{inside}{name}"] = value
+    return found
 
 
 def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
@@ -110,49 +145,23 @@ def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
     write_test(path, best.step, scores(best.model, best.task, batches))
 
 
-def _progress(recipe: Recipe, folder: RunDirectory, config: RunConfig) -> Outcome:
-    records = folder.records()
-    if folder.result is None:
-        return Outcome(f"{records[-1]['step'] if records else 0} of {config.steps} steps")
-    _, found = measured(folder, config)
-    if not found:
-        return Outcome("trained, not tested")
-    return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in recipe.paper})
-
-
-def measured(folder: RunDirectory, config: RunConfig) -> tuple[str, dict[str, float]]:
+def measured(
+    folder: RunDirectory, config: RunConfig, *, unfinished: bool = False
+) -> tuple[Split, dict[str, float]]:
     """The split of a run's result and its metrics, as fractions; {} while there are none.
 
     The result of a regression is its best validation, of other tasks the test of the best
-    checkpoint. `train_loss` is the last recorded training loss, if there is one.
+    checkpoint or, with `unfinished`, the best validation of a run that was not tested.
+    `train_loss` is the last recorded training loss, if there is one.
     """
-    task, records = config.make_task(), folder.records()
-    found: dict[str, float] = {}
-    if task.kind == "regression":
-        split = "validation"
-        evaluations = folder.evaluations(task.metric)
-        best = max(evaluations, key=lambda each: _comparable(each[task.metric]), default={})
+    task = config.make_task()
+    split: Split = "test"
+    found = {} if task.kind == "regression" else read_test(folder)
+    if not found and (task.kind == "regression" or unfinished):
+        split, sign = "validation", -1 if task.less_is_better else 1
+        known = folder.evaluations(task.metric)
+        known = [each for each in known if math.isfinite(each[task.metric])] or known[-1:]
+        best = max(known, key=lambda each: sign * each[task.metric], default={})
         found = {name: value for name, value in best.items() if name not in ("step", "split")}
-    else:
-        split, found = "test", read_test(folder)
-    if not found:
-        return split, {}
-    losses = [each["loss"] for each in records if each["split"] == "train"]
-    return split, found | ({"train_loss": losses[-1]} if losses else {})
-
-
-def _comparable(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
-
-
-def _difference(had: dict[str, Any], expected: dict[str, Any], inside: str = "") -> str:
-    """The first setting that differs, as text; "" if all are equal."""
-    for name in expected | had:
-        here, there = had.get(name), expected.get(name)
-        if isinstance(here, dict) and isinstance(there, dict):
-            found = _difference(here, there, f"{inside}{name}.")
-            if found:
-                return found
-        elif here != there:
-            return f"{inside}{name} is {here}, not {there}"
-    return ""
+    losses = [each["loss"] for each in folder.records() if each["split"] == "train"]
+    return split, found | ({"train_loss": losses[-1]} if found and losses else {})

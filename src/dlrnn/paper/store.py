@@ -1,25 +1,19 @@
 """`dlrnn results add`: add records of runs to a folder of results and keep what is there."""
 
 import dataclasses
-import json
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from dlrnn.common.files import exclusive, require_own_folder, write_whole
 from dlrnn.common.untrusted import read_bytes
-from dlrnn.paper.collect import Collected
 from dlrnn.paper.recipes import RECIPES
-from dlrnn.paper.records import Record, parse_record
-from dlrnn.paper.results import (
-    BREAKDOWNS,
-    CURVES,
-    PICTURES,
-    RECORDS,
-    SNAPSHOTS,
-    curve_bytes,
-    read_lines,
-)
+from dlrnn.paper.records import Record, parse_record, stem
+from dlrnn.paper.results import KINDS, MOST_RECORDS, RECORDS, Collected, record_lines
+
+Run = tuple[str, str, int]
+"""The recipe, the variant and the seed of a run."""
 
 
 def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = False) -> list[str]:
@@ -31,69 +25,73 @@ def add(collected: Iterable[Collected], folder: str | Path, *, replace: bool = F
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
+    for kind in KINDS:
         require_own_folder(folder / kind)
     with exclusive(folder.resolve().parent):  # writing a file locks the folder itself
         return _add(collected, folder, replace=replace)
 
 
 def _add(collected: Iterable[Collected], folder: Path, *, replace: bool) -> list[str]:
-    known: dict[tuple[str, str, int, str], Record] = {}
-    unread = []
-    for line in filter(bytes.strip, read_lines(folder / RECORDS)):
+    known: dict[Run, dict[str, Record]] = {}
+    unread, said = [], []
+    for line in _lines(folder / RECORDS):
         try:
             record = parse_record(line.decode(errors="replace"))
-            known[record.key] = record
+            known.setdefault(record.run, {})[record.metric] = record
         except ValueError:
             unread.append(line)
-    said = []
-    owners = {each.run: each for each in known.values()}  # for speed with thousands of records
-    stems = [(each.stem, each) for each in owners.values()]
+    owners = {stem(*run): run for run in known}
     for run in collected:
         new = run.records[0]
-        there = [each for each in known.values() if each.run == new.run]
+        there = list(known.get(new.run, {}).values())
         steps = max((each.steps for each in there), default=0)
         goes_on = new.steps > steps and all(_goes_on(new, each) for each in there)
-        clash = next((r for name, r in stems if name == run.stem and r.run != new.run), None)
-        what = f"{run.stem}: {_steps(new)}"
-        if problem := _unreadable(run.records):
-            said.append(f"{what}, left out: its record {problem}")
-            continue
-        if clash is not None:
-            other = f"{clash.variant or clash.recipe}, seed {clash.seed}"
-            why = f"its files would replace those of {other}: give --variant NAME"
-            said.append(f"{what}, left out: {why}")
-            continue
-        if not there:
-            said.append(f"{what}, added")
+        taken = True
+        if refusal := _refusal(run, owners.get(run.stem, new.run)):
+            taken, verdict = False, f"left out: {refusal}"
+        elif not there:
+            verdict = "added"
         elif all(dataclasses.replace(each, note=new.note) in run.records for each in there):
-            said.append(f"{what}, already there")
+            verdict = "already there"
         elif replace or goes_on or _is_same(new, there[0]):
-            said.append(f"{what}, replaced one with {steps} steps")
-            known = {key: each for key, each in known.items() if each.run != new.run}
+            verdict = f"replaced one with {steps} steps"
             _remove_files(run.stem, folder)
         else:
-            said.append(f"{what}, {_kept(new, there[0])}")
-            continue
-        note = new.note or (there[0].note if there and _is_same(new, there[0]) else "")
-        known |= {each.key: dataclasses.replace(each, note=note) for each in run.records}
-        stems.append((run.stem, new))
-        _write_files(run, folder)
+            taken, verdict = False, _kept(new, there[0])
+        said.append(f"{run.stem}: {_steps(new)}, {verdict}")
+        if taken:
+            note = new.note or (there[0].note if there and _is_same(new, there[0]) else "")
+            known[new.run] = {r.metric: dataclasses.replace(r, note=note) for r in run.records}
+            owners[run.stem] = new.run
+            for kind, content in run.files.items():
+                suffix, _, write, _ = KINDS[kind]
+                _write(folder / kind / f"{run.stem}.{suffix}", write(content))
     places = {name: place for place, name in enumerate(RECIPES)}
-    order = sorted(known.values(), key=lambda one: (places.get(one.recipe, len(places)), *one.run))
-    lines = [record.to_line().encode() for record in order] + unread
-    _write(folder / RECORDS, b"".join(line + b"\n" for line in lines))
+    order = sorted(known, key=lambda run: (places.get(run[0], len(places)), *run))
+    lines = [record.to_line().encode() for run in order for record in known[run].values()]
+    _write(folder / RECORDS, b"".join(line + b"\n" for line in lines + unread))
     return said
 
 
-def _unreadable(records: Iterable[Record]) -> str:
-    """Why records could not be read again, such as control characters; "" if they could."""
+def _lines(path: Path) -> list[bytes]:
+    """The lines of records.jsonl that are not empty; [] if there is no file."""
+    if not os.path.lexists(path):
+        return []
+    return list(filter(bytes.strip, record_lines(read_bytes(path, MOST_RECORDS))))
+
+
+def _refusal(run: Collected, owner: Run) -> str:
+    """Why a run cannot be added at all; "" if it can. `owner` is the run that has its files."""
     try:
-        for record in records:
+        for record in run.records:
             parse_record(record.to_line())
-    except ValueError as error:
-        return str(error)
-    return ""
+    except ValueError as error:  # such as control characters
+        return f"its record {error}"
+    if owner == run.records[0].run:
+        return ""
+    recipe, variant, seed = owner
+    other = f"{variant or recipe}, seed {seed}"
+    return f"its files would replace those of {other}: give --variant NAME"
 
 
 def _goes_on(new: Record, there: Record) -> bool:
@@ -114,10 +112,10 @@ def _kept(new: Record, there: Record) -> str:
 
 def _steps(record: Record) -> str:
     """The steps of a run, and whether it stopped early."""
+    steps = f"{record.steps} of {record.steps_asked} steps"
     if record.size == "tiny":
-        return f"{record.steps} of {record.steps_asked} steps of a tiny run"
-    early = ", stopped early" if record.stopped else ""
-    return f"{record.steps} of {record.steps_asked} steps{early}"
+        return f"{steps} of a tiny run"
+    return f"{steps}, stopped early" if record.stopped else steps
 
 
 def _is_same(new: Record, there: Record) -> bool:
@@ -127,21 +125,9 @@ def _is_same(new: Record, there: Record) -> bool:
     return same and new.wall_seconds is not None
 
 
-def _write_files(run: Collected, folder: Path) -> None:
-    _write(folder / CURVES / f"{run.stem}.csv", curve_bytes(run.curve))
-    if run.breakdown is not None:
-        content = json.dumps(run.breakdown, indent=1) + "\n"
-        _write(folder / BREAKDOWNS / f"{run.stem}.json", content.encode())
-    if run.picture is not None:
-        _write(folder / PICTURES / f"{run.stem}.png", run.picture)
-    if run.snapshots is not None:
-        lines = [json.dumps(each, separators=(",", ":")) + "\n" for each in run.snapshots]
-        _write(folder / SNAPSHOTS / f"{run.stem}.jsonl", "".join(lines).encode())
-
-
 def _remove_files(stem: str, folder: Path) -> None:
     """Remove the files of a run that is replaced: the new run may have fewer."""
-    for kind in (CURVES, BREAKDOWNS, PICTURES, SNAPSHOTS):
+    for kind in KINDS:
         for path in (folder / kind).glob(f"{stem}.*"):
             path.unlink()
 

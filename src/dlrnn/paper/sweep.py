@@ -8,41 +8,19 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrnn.common.files import open_append
 from dlrnn.common.untrusted import brief
 from dlrnn.models.config import is_built_in
-from dlrnn.paper.recipes.catalogue import chosen
-from dlrnn.paper.recipes.recipe import Recipe
-from dlrnn.paper.recipes.scale import Scale
-from dlrnn.paper.runs import (
-    DONE,
-    changed_path,
-    check_folder,
-    evaluate_best,
-    outcome_in,
-    run_config,
-)
-from dlrnn.train import RunConfig, with_overrides
+from dlrnn.paper.recipes import Scale, chosen
+from dlrnn.paper.runs import DONE, Run, evaluate_best, run_of
 from dlrnn.train.checkpoint import checkpoints, step_of
-from dlrnn.train.run_directory import CONFIG, RunDirectory
+from dlrnn.train.run_directory import RunDirectory
 
 IN_USE = "in use by another process"
-
-
-class Run(NamedTuple):
-    """A run of the sweep."""
-
-    recipe: Recipe
-    config: RunConfig
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The recipe and the seed, for messages."""
-        return f"{self.recipe.name}, seed {self.config.seed}"
 
 
 class Job(NamedTuple):
@@ -76,11 +54,9 @@ def sweep(
     not stop the others; the last line of its output is in its row, all of it in its log. With a
     Slurm partition the jobs are submitted, and a later sweep reports their status.
     """
-    runs = []
-    for recipe, seed in [(recipe, seed) for recipe in chosen(patterns) for seed in seeds]:
-        config = run_config(recipe, scale, seed)
-        config = with_overrides(config, overrides) if overrides else config
-        runs.append(Run(recipe, config, changed_path(recipe, out, scale, config)))
+    runs = [
+        run_of(recipe, out, scale, seed, overrides) for recipe in chosen(patterns) for seed in seeds
+    ]
     where = ["--device", device, *(["--early-stop"] if early_stop else [])]
     waiting: list[Job] = []
     said: dict[Path, str] = {}
@@ -92,23 +68,53 @@ def sweep(
         except ValueError as error:  # the other runs go on
             said[run.path] = brief(error)
             refused.add(run.path)
-    if slurm is not None:
-        said |= _submit(waiting, Path(out), slurm, device)
-    else:
+    if slurm is None:
         said |= _run_all(waiting, jobs)
-    rows = [_row(run, said.get(run.path, ""), None if slurm else device) for run in runs]
-    for run, row in zip(runs, rows, strict=True):
-        row["status"] = "refused" if run.path in refused else row["status"]
+    else:
+        said |= _submit(waiting, Path(out), slurm, device)
+    rows = []
+    for run in runs:
+        status, problem = "", said.get(run.path, "")
+        if run.path in refused:
+            status = "refused"
+        elif slurm is None:
+            if not problem:
+                problem = _test(run, device)
+            elif run.outcome().status == DONE:  # another sweep completed it in the meantime
+                problem = ""
+            if problem:
+                status = "in use" if problem == IN_USE else "broken"
+        found = run.outcome()
+        row = {
+            "recipe": run.recipe.name,
+            "seed": run.config.seed,
+            "status": status or found.status,
+            "paper": next(iter(run.recipe.paper.values()), None),
+            "score": next(iter((found.metrics or {}).values()), None),
+            "said": problem,
+        }
+        rows.append(row)
     return rows
+
+
+def _test(run: Run, device: str) -> str:
+    """Test a run if it was not tested yet; return why that failed, or ""."""
+    try:
+        if run.begun:
+            run.check()
+        evaluate_best(run.path, device, trust=bool(_trust(run)))
+    except Exception as error:  # the other runs go on
+        return brief(error) or type(error).__name__
+    return ""
 
 
 def train_command(run: Run, settings: list[str]) -> list[str] | None:
     """The command that trains or resumes a run; None if the run is complete."""
     dlrnn = [sys.executable, "-P", "-m", "dlrnn", "train"]
-    if not (run.path / CONFIG).is_file():
+    if not run.begun:
         seed = str(run.config.seed)
         return [*dlrnn, run.recipe.name, *settings, "--seed", seed, "--out", str(run.path)]
-    check_folder(run.path, run.config)
+    run.check()
     if RunDirectory.open(run.path).result is not None:
         return None
     return [*dlrnn, "--resume", str(run.path), *_trust(run)]
@@ -119,41 +125,15 @@ def _trust(run: Run) -> list[str]:
     return [] if is_built_in(run.config.model.mixer) else ["--trust"]
 
 
-def _row(run: Run, said: str, device: str | None) -> dict[str, Any]:
-    """The row of a run in the result; on a device, test the run first if it was not tested."""
-    failed = bool(said)
-    if not said and device:
-        try:
-            if (run.path / CONFIG).is_file():
-                check_folder(run.path, run.config)
-            evaluate_best(run.path, device, trust=bool(_trust(run)))
-        except Exception as error:  # the other runs go on
-            said = brief(error) or type(error).__name__
-    found = outcome_in(run.path, run.recipe, run.config)
-    if failed and found.status == DONE:  # another sweep completed the run in the meantime
-        said = ""
-    status = "broken" if said and device else found.status
-    return {
-        "recipe": run.recipe.name,
-        "seed": run.config.seed,
-        "status": "in use" if said == IN_USE else status,
-        "paper": next(iter(run.recipe.paper.values()), None),
-        "score": next(iter((found.metrics or {}).values()), None),
-        "said": said,
-    }
-
-
 def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
     """Run `jobs` runs at a time. Ctrl-C and SIGTERM stop the runs, each with a checkpoint."""
     running: list[subprocess.Popen[bytes]] = []
     stopped = threading.Event()
-
-    def run(job: Job) -> str:
-        return run_job(job, running, stopped)
-
-    with _terminated_as_interrupted(stopped), ThreadPoolExecutor(jobs) as pool:
+    paths = [job.run.path for job in waiting]
+    with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
         try:
-            return dict(zip((job.run.path for job in waiting), pool.map(run, waiting), strict=True))
+            said = pool.map(run_job, waiting, repeat(running), repeat(stopped))
+            return dict(zip(paths, said, strict=True))
         except KeyboardInterrupt:
             stopped.set()
             for process in running.copy():
@@ -162,16 +142,15 @@ def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:
 
 
 @contextmanager
-def _terminated_as_interrupted(stopped: threading.Event) -> Iterator[None]:
+def _terminated_as_interrupted() -> Iterator[None]:
     """Turn the first SIGTERM into KeyboardInterrupt; `timeout` sends a second one, ignored here."""
     if threading.current_thread() is not threading.main_thread():  # only it can set signal handlers
         yield
         return
 
     def interrupt(*_: object) -> None:
-        if not stopped.is_set():
-            stopped.set()
-            raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

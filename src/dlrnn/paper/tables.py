@@ -1,11 +1,13 @@
 """The six tables of the paper with their rows, columns and measured numbers."""
 
+from bisect import insort
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 from dlrnn.paper.comparison import OURS, Cell, Seeds, Table
 from dlrnn.paper.numbers import table as published
-from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4, table6
+from dlrnn.paper.recipes import RECIPES, TABLES, table1, table2, table3, table4
 from dlrnn.paper.records import Record
 from dlrnn.paper.results import Results
 
@@ -42,16 +44,10 @@ def _table(name: str, results: Sequence[Results]) -> Table:
             if source != OURS:
                 sources[source] = None
             empty = Cell(record.recipe, {}, finding=one.notes.get(record.recipe, ""))
-            cell = cells.setdefault(record.recipe, empty)
-            metrics = cell.found.setdefault(source, {})
-            seeds = metrics.setdefault(record.metric, Seeds(record.metric, []))
-            seeds.records.append(record)
-            if record.metric == "R2" and (curve := _validated(one, record)):
-                seeds.lasts[record.seed] = curve[-1][1]
-    for cell in cells.values():
-        for by_metric in cell.found.values():
-            for seeds in by_metric.values():
-                seeds.records.sort(key=lambda record: record.seed)
+            metrics = cells.setdefault(record.recipe, empty).found.setdefault(source, {})
+            seeds = metrics.setdefault(record.metric, Seeds(record.metric))
+            insort(seeds.records, record, key=attrgetter("seed"))
+            seeds.curves[record.seed] = one.curves.get(record.stem, {})
     theirs_first = sorted(sources, key=lambda source: source.startswith(f"{OURS}, "))
     rows, columns = _layout(name, cells)
     paper, title = TITLES[name]
@@ -79,12 +75,6 @@ def _told_apart(record: Record, usual: Record) -> str:
     return ", ".join(filter(None, told))
 
 
-def _validated(results: Results, record: Record) -> list[tuple[int, float]]:
-    """The curve of R2 if it reaches the last step; else []. Curves leave NaN out."""
-    curve = results.curves.get(record.stem, {}).get("validation R2", [])
-    return curve if curve and curve[-1][0] == record.steps else []
-
-
 def _column(owner: str, variant: str, *, ours: bool) -> str:
     """The title of a column of measured numbers."""
     if ours:
@@ -96,7 +86,7 @@ def _layout(name: str, cells: dict[str, Cell]) -> tuple[dict[str, str], dict[str
     """The titles of the rows and of the columns, by our names."""
     tasks = {cell.task for cell in cells.values()}
     if name in ("table1", "table6"):
-        shown = table1.COLUMNS if name == "table1" else table6.COLUMNS
+        shown = table1.COLUMNS if name == "table1" else table1.COLUMNS_OF_TABLE_6
         rows = {key: title for key, title in table1.TASKS.items() if key in tasks}
         papers = published(TITLES[name][0])["columns"]
         return rows, {key: _model_title(papers[column.place]) for key, column in shown.items()}
@@ -107,7 +97,7 @@ def _layout(name: str, cells: dict[str, Cell]) -> tuple[dict[str, str], dict[str
     if name == "table5":
         return {each.model: _language_title(each.model) for each in cells.values()}, PG19
     module = table3 if name == "table3" else table4
-    return module.MODELS, {key: column.title for key, column in module.COLUMNS.items()}
+    return module.MODELS, module.TASKS
 
 
 def _model_title(column: dict[str, Any]) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dlrnn.paper.collect import Collected
-from dlrnn.paper.results import Results
+from dlrnn.paper.results import Collected, Results
 
 YOURS = "yours"
 
@@ -63,16 +62,10 @@ def in_memory(collected: Iterable[Collected], name: str) -> Results:
     kept: dict[tuple[str, str, int], Collected] = {}
     for run in collected:
         new = run.records[0]
-        there = kept.get(new.run)
-        if there is None or new.steps > there.records[0].steps:
+        if new.run not in kept or new.steps > kept[new.run].records[0].steps:
             kept[new.run] = run
     for run in kept.values():
         found.records += run.records
-        found.curves[run.stem] = run.curve
-        if run.breakdown is not None:
-            found.breakdowns[run.stem] = run.breakdown
-        if run.picture is not None:
-            found.pictures[run.stem] = run.picture
-        if run.snapshots is not None:
-            found.snapshots[run.stem] = run.snapshots
+        for kind, content in run.files.items():
+            found.add_file(kind, run.stem, content)
     return found

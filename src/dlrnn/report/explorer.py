@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dlrnn.common.untrusted import COMPACT
 from dlrnn.paper.comparison import Table
 from dlrnn.paper.results import Results, thinned
 from dlrnn.report.pages import runs_with
-from dlrnn.report.templates import render
 
 FEWER = (16, 12, 8, 7, 6, 5, 4, 3, 2)
 """Numbers of steps of each run, tried in this order until all runs fit."""
@@ -37,7 +37,7 @@ def explorer_runs(results: Sequence[Results], tables: Sequence[Table]) -> list[R
             f"{place}-{record.stem}",
             name,
             (one.name, record.recipe, record.variant),
-            [json.dumps(each, separators=(",", ":")) for each in one.snapshots[record.stem]],
+            [json.dumps(each, **COMPACT) for each in one.snapshots[record.stem]],
         )
         for place, (name, record, one) in enumerate(runs_with("snapshots", results, tables))
     ]
@@ -68,8 +68,3 @@ def left_out(runs: Sequence[Run], kept: Sequence[Run]) -> str:
     parts = [f"{further} further seeds of the runs that are shown"] if further else []
     parts += [run.name for run in missing if run.cell not in shown]
     return f"Left out to limit the size of the pages: {'; '.join(parts)}." if parts else ""
-
-
-def explorer(kept: Sequence[Run], missing: str, problems: Sequence[str]) -> str:
-    """The page; `missing` says which runs it leaves out."""
-    return render("explorer", page="explorer", problems=problems, runs=kept, missing=missing)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dlrnn.paper.comparison import (
     SIGNS,
     Cell,
-    Difference,
     Table,
     count_text,
     escaped,
@@ -65,26 +64,27 @@ def _rows(table: Table) -> str:
 
 def _row(table: Table, cell: Cell, metric: str) -> tuple[str, ...]:
     seeds, found = cell.ours.get(metric), cell.difference(metric)
-    spread, last = (seeds.spread, seeds.last) if seeds else (None, None)
+    difference = ""
+    if found is not None:
+        sign = f"{SIGNS[found.verdict]} " if found.verdict else ""
+        difference = f"{sign}{signed(metric, found.value)}"
+    measured = [""] * 5
+    if seeds is not None:
+        last, spread = (
+            "" if value is None else number(metric, value) for value in (seeds.last, seeds.spread)
+        )
+        first, count = seeds.counted[0], len(seeds.counted)
+        measured = [last, steps_text(seeds.counted), str(count), spread, first.settings]
     return (
         table.title_of(cell.task),
         table.title_of(cell.model),
         METRICS.get(metric, metric),
         paper_number(cell, metric),
         our_number(seeds),
-        _difference(metric, found) if found else "",
-        "" if last is None else number(metric, last),
-        steps_text(seeds.counted) if seeds else "",
-        str(len(seeds.counted)) if seeds else "",
-        "" if spread is None else number(metric, spread),
-        seeds.counted[0].settings if seeds else "",
+        difference,
+        *measured,
         *(_source(cell, metric, source) for source in table.sources),
     )
-
-
-def _difference(metric: str, found: Difference) -> str:
-    sign = f"{SIGNS[found.verdict]} " if found.verdict else ""
-    return f"{sign}{signed(metric, found.value)}"
 
 
 def _source(cell: Cell, metric: str, source: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from dlrnn.paper.comparison import OURS, Table, counts
 from dlrnn.paper.records import Record
 from dlrnn.paper.results import Results
-from dlrnn.report.plots import Axis, Series, bar_plot, line_plot, shown
+from dlrnn.report.plots import Axis, Plot, Series, shown
 from dlrnn.report.speed import Lengths, length_plot
 from dlrnn.report.table_page import shift_plot
 from dlrnn.report.templates import render
@@ -52,89 +52,73 @@ def listops(results: Sequence[Results], tables: Sequence[Table], problems: Seque
     runs = {
         name: one.breakdowns[r.stem] for name, r, one in runs_with("breakdowns", results, tables)
     }
-    by_height = [
-        Series(name, [(row["height"], 100 * row["error"]) for row in found["by height"]
-                      if row["error"] is not None], place)
-        for place, (name, found) in enumerate(runs.items())
-    ]  # fmt: skip
-    errors = {
-        name: {row["operator"]: row["error"] for row in found["by operator"]}
-        for name, found in runs.items()
-    }
-    operators = list(dict.fromkeys(operator for each in errors.values() for operator in each))
-    bars = [
-        (name, [None if each.get(one) is None else 100 * each[one] for one in operators])
-        for name, each in errors.items()
-    ]
-    worst = max((value for one in by_height for _, value in one.points), default=0)
-    described = [
-        f"{one.name}: {shown(one.points[-1][1])}% at height {shown(one.points[-1][0])}."
-        for one in by_height
-        if one.points
-    ]
+    rows = [row for found in runs.values() for row in found["by operator"]]
+    operators = list(dict.fromkeys(row["operator"] for row in rows))
+    heights, bars = [], []
+    for place, (name, found) in enumerate(runs.items()):
+        by_height, by_operator = _known(found["by height"]), _known(found["by operator"])
+        points = [(row["height"], 100 * row["error"]) for row in by_height]
+        heights.append(Series(name, points, place))
+        points = [(operators.index(row["operator"]), 100 * row["error"]) for row in by_operator]
+        bars.append(Series(name, points, place))
+    ends = [(one.name, *one.points[-1]) for one in heights if one.points]
+    described = [f"{name}: {shown(b)}% at height {shown(a)}." for name, a, b in ends]
     whose = f", {next(iter(runs))}" if len(runs) == 1 else ""  # several have a legend
     return render(
         "listops",
         page="listops",
         problems=problems,
         breakdowns={name: _breakdown_rows(found) for name, found in runs.items()},
-        by_height=line_plot(
+        by_height=Plot(
             "by-height",
             f"Errors by the height of the sub-tree{whose}",
             " ".join(described),
-            by_height,
+            heights,
             x=Axis("height"),
-            y=Axis("wrong, %", limits=(0, worst)),
+            y=_wrong(heights),
         ),
-        by_operator=bar_plot(
+        by_operator=Plot(
             "by-operator",
             f"Errors by operator{whose}",
             "A group of bars for each operator.",
+            bars,
+            x=Axis("", limits=(0, len(operators))),
+            y=_wrong(bars),
             groups=operators,
-            series=bars,
-            y=Axis("wrong, %"),
         ),
     )
 
 
+def _known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["error"] is not None]
+
+
+def _wrong(series: Sequence[Series]) -> Axis:
+    """The axis of errors in percent."""
+    worst = max((value for one in series for _, value in one.points), default=0)
+    return Axis("wrong, %", limits=(0, worst or 1))
+
+
 def _breakdown_rows(found: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    return [
-        [kind.removeprefix("by "), str(row.get("height", row.get("operator"))), str(row["nodes"]),
-         "–" if row["error"] is None else f"{100 * row['error']:.2f}"]
-        for kind, many in found.items()
-        for row in many
-    ]  # fmt: skip
+    rows = [(kind, row) for kind in ("height", "operator") for row in found[f"by {kind}"]]
+    return [[kind, str(row[kind]), str(row["nodes"]), _percent(row["error"])] for kind, row in rows]
 
 
-def pathfinder(results: Sequence[Results], tables: Sequence[Table], problems: Sequence[str]) -> str:
-    """The page with predictions as pictures."""
-    found = enumerate(runs_with("pictures", results, tables))
-    images = {f"{place}-{record.stem}.png": name for place, (name, record, _) in found}
-    return render("pathfinder", page="pathfinder", problems=problems, images=images)
-
-
-def pictures(results: Sequence[Results], tables: Sequence[Table]) -> dict[str, bytes]:
-    """The files that `pathfinder` shows."""
-    runs = enumerate(runs_with("pictures", results, tables))
-    return {f"{place}-{r.stem}.png": one.pictures[r.stem] for place, (_, r, one) in runs}
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
 
 
 def runs_with(
     kind: str, results: Sequence[Results], tables: Sequence[Table]
 ) -> Iterator[tuple[str, Record, Results]]:
     """Every run that has a file of that kind, once, with a title."""
+    cells = {name: (table, cell) for table in tables for name, cell in table.cells.items()}
     for place, one in enumerate(results):
         by_stem = {each.stem: each for each in reversed(one.records)}
         for stem in getattr(one, kind):
-            record = by_stem.get(stem)
-            if record is not None:
+            if (record := by_stem.get(stem)) is not None:
+                table, cell = cells[record.recipe]
                 owner = OURS if place == 0 else one.name
                 other = f", but {record.variant}" if record.variant else ""
-                title = f"{recipe_title(tables, record.recipe)}{other}"
-                yield f"{title}, seed {record.seed} ({owner})", record, one
-
-
-def recipe_title(tables: Sequence[Table], recipe: str) -> str:
-    """The title of a recipe's dialog."""
-    table = next((each for each in tables if recipe in each.cells), None)
-    return recipe if table is None else table.cell_title(table.cells[recipe])
+                title = f"{table.cell_title(cell)}{other}, seed {record.seed} ({owner})"
+                yield title, record, one

@@ -51,18 +51,16 @@ def table1_figure(results: Sequence[Results]) -> Figure:
 
 
 def _draw(axes: Axes, across: int, down: int, cell: Cell) -> None:
-    seeds, paper = cell.ours.get("R2"), cell.paper.get("R2")
-    difference = cell.difference("R2")
+    """Draw the paper's half of a cell and ours, and a frame if ours is worse."""
+    seeds = cell.ours.get("R2")
     mean = None if seeds is None else seeds.mean
-    ours = our_number(seeds) if mean is None else f"{mean:.2f}".replace("-0.00", "0.00")
-    cut = seeds is not None and not seeds.is_comparable
-    far = difference is not None and difference.verdict == "worse"
-    _half(axes, across - 0.24, down, paper, paper_number(cell, "R2"))
-    _half(axes, across + 0.24, down, mean, f"{ours}*" if cut else ours)
-    if far:
-        frame = Rectangle((across - 0.48, down - HEIGHT / 2), 0.96, HEIGHT, fill=False)
-        frame.set(edgecolor=RED, linewidth=1.6)
-        axes.add_patch(frame)
+    ours = our_number(seeds) if mean is None else f"{mean:z.2f}"
+    ours += "*" if seeds is not None and not seeds.is_comparable else ""
+    _half(axes, across - 0.24, down, cell.paper.get("R2"), paper_number(cell, "R2"))
+    _half(axes, across + 0.24, down, mean, ours)
+    if cell.verdict() == "worse":
+        corner = (across - 0.48, down - HEIGHT / 2)
+        axes.add_patch(Rectangle(corner, 0.96, HEIGHT, fill=False, edgecolor=RED, linewidth=1.6))
 
 
 def _half(axes: Axes, middle: float, down: int, value: float | None, text: str) -> None:
@@ -74,17 +72,16 @@ def _half(axes: Axes, middle: float, down: int, value: float | None, text: str) 
     axes.add_patch(box)
     small = text.startswith((NOT_RUN, "diverged"))
     colour = QUIET if small else "white" if share > 0.55 else INK
-    axes.text(
-        middle, down, text, ha="center", va="center", color=colour, fontsize=7.5 if small else 9
-    )
+    size = 7.5 if small else 9
+    axes.text(middle, down, text, ha="center", va="center", color=colour, fontsize=size)
 
 
 def _below(table: Table) -> str:
     """The meaning of the marks in the picture."""
     parts = [count_text(table)]
-    found = [(cell, cell.ours["R2"]) for cell in table.grid if "R2" in cell.ours]
-    if any(not seeds.is_comparable for _, seeds in found):
+    measured = [cell for cell in table.grid if "R2" in cell.ours]
+    if any(not cell.ours["R2"].is_comparable for cell in measured):
         parts.append("* fewer steps than the paper's.")
-    if any(cell.verdict == "worse" for cell, _ in found):
+    if any(cell.verdict() == "worse" for cell in measured):
         parts.append("Framed: more than .03 below the paper.")
     return "\n" + "\n".join(textwrap.wrap(" ".join(parts), 150))

@@ -1,13 +1,15 @@
-"""Plots: where their lines, points and marks are. templates/parts.html draws them as SVG."""
+"""Plots: where their lines, points and bars are. templates/parts.html draws them as SVG."""
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 30, 38
+LEFT, RIGHT, TOP, BOTTOM = 46, 466, 30, 242
+"""The edges of what is drawn between the axes."""
 STYLES, DENSE = 9, 24  # colours in report.css; the most points of a line that are drawn
 SHAPES = (
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
@@ -23,7 +25,7 @@ Number = float | int
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its style is a colour and a shape of its points."""
+    """A line, or the bars of one colour: its style is a colour and a shape of its points."""
 
     name: str
     points: Sequence[tuple[Number, Number]]
@@ -43,8 +45,10 @@ class Series:
     @property
     def look(self) -> str:
         """Its classes in report.css; many points are shown only when asked for."""
-        classes = {"dashed": self.dashed, "dense": self.is_dense}
-        return " ".join(("line", self.style_class, *(c for c in classes if classes[c])))
+        classes = ["line", self.style_class]
+        classes += ["dashed"] if self.dashed else []
+        classes += ["dense"] if self.is_dense else []
+        return " ".join(classes)
 
     @property
     def is_dense(self) -> bool:
@@ -61,237 +65,119 @@ class Axis:
     limits: tuple[Number, Number] | None = None
     ticks: Sequence[Number] | None = None
 
-    def scale(self, values: Sequence[Number], low: Number, high: Number) -> "Scale":
-        """The scale from values to pixels between low and high."""
-        if self.limits is not None:
-            first, last = self.limits
-        else:
-            first, last = (min(values), max(values)) if values else (0.0, 1.0)
-        if self.log:
+
+class Scale:
+    """The pixels of values on an axis: from `low` to `high`."""
+
+    def __init__(self, axis: Axis, values: Sequence[Number], low: Number, high: Number):
+        first, last = axis.limits or (min(values, default=0.0), max(values, default=1.0))
+        if axis.log:
             first, last = math.log(first), math.log(last)
         if last - first < 1e-12 * max(1, abs(first)):
             first, last = first - 0.5 * max(1, abs(first)), last + 0.5 * max(1, abs(last))
-        return Scale(first, last, low, high, log=self.log)
-
-    def marks(self, scale: "Scale") -> list[Number]:
-        """The values that are marked on the axis."""
-        if self.ticks is not None:
-            return list(self.ticks)
-        if self.log:
-            tens = range(math.ceil(scale.first / math.log(10)), 99)
-            found = [10.0**k for k in tens if math.log(10) * k <= scale.last + 1e-9]
-            return found if len(found) > 1 else [math.exp(scale.first), math.exp(scale.last)]
-        return _round_marks(scale.first, scale.last)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A scale from values to pixels."""
-
-    first: Number
-    last: Number
-    low: Number
-    high: Number
-    log: bool = False
+        self.axis, self.first, self.last, self.low, self.high = axis, first, last, low, high
 
     def __call__(self, value: Number) -> Number:
         """The pixel of a value."""
-        place = math.log(value) if self.log else value
+        place = math.log(value) if self.axis.log else value
         share = (place - self.first) / (self.last - self.first)
         return round(self.low + share * (self.high - self.low), 1)
 
+    @property
+    def marks(self) -> list[tuple[Number, str]]:
+        """The pixels and the texts of the values that are marked on the axis."""
+        return [(self(value), _tick(value)) for value in self._marked()]
 
-class Guide(NamedTuple):
-    """A horizontal line, and where its name begins."""
-
-    name: str
-    place: Number
-    left: float
-    base: float
-
-
-class Point(NamedTuple):
-    """A point of a line and its value as text."""
-
-    x: Number
-    y: Number
-    shape: str
-    text: str
+    def _marked(self) -> Sequence[Number]:
+        if self.axis.ticks is not None:
+            return self.axis.ticks
+        if self.axis.log:
+            tens = range(math.ceil(self.first / math.log(10)), 99)
+            found = [10.0**k for k in tens if math.log(10) * k <= self.last + 1e-9]
+            return found if len(found) > 1 else [math.exp(self.first), math.exp(self.last)]
+        return _round_marks(self.first, self.last)
 
 
-class Line(NamedTuple):
-    """A line of a plot: its points or, where there are many, their values as text."""
-
-    series: Series
-    path: str
-    points: list[Point]
-    values: str
-
-
-class Bar(NamedTuple):
-    """A bar of a plot and its value as text."""
-
-    series: Series
-    left: float
-    top: Number
-    width: float
-    height: float
-    middle: float
-    text: str
-
-
-class Group(NamedTuple):
-    """Bars side by side."""
-
-    name: str
-    middle: float
-    bars: list[Bar]
-
-
-@dataclass
+@dataclass(frozen=True)
 class Plot:
-    """Everything that is drawn of a plot. `key` must be unique on its page."""
+    """Lines with a point for each value or, with `groups`, bars side by side for each group.
+
+    Attributes:
+        key: unique on the page.
+        guides: horizontal lines, by their names.
+        note: stands under the plot.
+        groups: names of the groups of bars; x of a bar is the index of its group.
+    """
 
     key: str
     title: str
     description: str
-    y_label: str
-    y_marks: list[tuple[Number, str]]
-    legend: Sequence[Series]
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    guides: Sequence[tuple[Number, str]] = ()
     note: str = ""
-    x_label: str = ""
-    x_marks: list[tuple[Number, str]] = field(default_factory=list)
-    guides: list[Guide] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    bottom: int = HEIGHT - BOTTOM
+    groups: Sequence[str] = ()
 
+    @cached_property
+    def across(self) -> Scale:
+        """The scale of x."""
+        return Scale(self.x, [a for one in self.series for a, _ in one.points], LEFT, RIGHT)
 
-def line_plot(
-    key: str,
-    title: str,
-    description: str,
-    series: Sequence[Series],
-    *,
-    x: Axis,
-    y: Axis,
-    guides: Sequence[tuple[Number, str]] = (),
-    note: str = "",
-) -> Plot:
-    """Lines with a point for each value; `guides` are horizontal lines with a name.
+    @cached_property
+    def up(self) -> Scale:
+        """The scale of y."""
+        values = [b for one in self.series for _, b in one.points]
+        return Scale(self.y, [*values, *(value for value, _ in self.guides)], BOTTOM, TOP)
 
-    `note` stands under the plot. A value beyond the limits of y is drawn at the edge and told as
-    it is.
-    """
-    xs = [a for one in series for a, _ in one.points] or [0.0, 1.0]
-    ys = [b for one in series for _, b in one.points] + [value for value, _ in guides]
-    across = x.scale(xs, LEFT, WIDTH - RIGHT)
-    up = y.scale(ys, HEIGHT - BOTTOM, TOP)
-    places = [
-        [(across(a), min(max(up(b), TOP), HEIGHT - BOTTOM)) for a, b in one.points]
-        for one in series
-    ]
-    return Plot(
-        key,
-        title,
-        description,
-        y_label=y.label,
-        y_marks=[(up(mark), _tick(mark)) for mark in y.marks(up)],
-        legend=series,
-        note=note,
-        x_label=x.label,
-        x_marks=[(across(mark), _tick(mark)) for mark in x.marks(across)],
-        guides=[Guide(n, up(v), *_free_place(n, up(v), places)) for v, n in guides],
-        lines=[
-            _line(one, line, (x.label, y.label)) for one, line in zip(series, places, strict=True)
-        ],
-    )
+    def places(self, one: Series) -> list[tuple[Number, Number]]:
+        """The pixels of a line; a value beyond the limits of y is drawn at the edge."""
+        return [(self.across(a), min(max(self.up(b), TOP), BOTTOM)) for a, b in one.points]
 
+    def path(self, one: Series) -> str:
+        """The line as an SVG path."""
+        places = enumerate(self.places(one))
+        return " ".join(f"{'L' if k else 'M'}{a:g} {b:g}" for k, (a, b) in places)
 
-def _line(one: Series, places: Sequence[tuple[Number, Number]], names: tuple[str, str]) -> Line:
-    path = " ".join(f"{'L' if k else 'M'}{a:g} {b:g}" for k, (a, b) in enumerate(places))
-    if one.is_dense:
-        return Line(one, path, [], ";".join(f"{shown(a)} {shown(b)}" for a, b in one.points))
-    points = [
-        Point(
-            x,
-            y,
-            f"M{x:g} {y:g}{one.shape}",
-            f"{names[0]} {shown(a)}, {names[1]} {shown(b)}",
-        )
-        for (x, y), (a, b) in zip(places, one.points, strict=True)
-    ]
-    return Line(one, path, points, "")
+    def texts(self, one: Series) -> list[str]:
+        """The values of a line as texts."""
+        return [f"{self.x.label} {shown(a)}, {self.y.label} {shown(b)}" for a, b in one.points]
 
+    def bars(self) -> Iterator[tuple[Series, dict[str, Number], str]]:
+        """The bars, group by group, with their pixels and texts."""
+        room = (RIGHT - LEFT) / max(1, len(self.groups))
+        wide = min(36.0, 0.8 * room / max(1, len(self.series)))
+        for place, group in enumerate(self.groups):
+            for k, one in enumerate(self.series):
+                for value in (b for a, b in one.points if a == place):
+                    left, top = LEFT + (place + 0.5) * room, self.up(value)
+                    left += (k - len(self.series) / 2) * wide
+                    box = {"x": left + 1, "y": top, "width": wide - 2, "height": BOTTOM - top}
+                    box["middle"] = left + wide / 2
+                    text = f"{group}, {self.y.label} {shown(value)}"
+                    yield one, {name: round(pixel, 1) for name, pixel in box.items()}, text
 
-def _free_place(
-    name: str, guide: Number, lines: Sequence[Sequence[tuple[Number, Number]]]
-) -> tuple[float, float]:
-    """The left end and the base line of a guide's name, where the fewest lines pass.
+    def name_of_guide(self, value: Number, name: str) -> tuple[float, float]:
+        """The left end and the base line of a guide's name, where the fewest lines pass.
 
-    The name is above or below the guide; places on the right are tried first.
-    """
-    wide = 8.0 * len(name)
-    bases = [base for base in (guide - 5, guide + 14) if TOP + 9 <= base <= HEIGHT - BOTTOM]
-    room = WIDTH - RIGHT - wide - LEFT
-    corners = [(LEFT + room * k / 4, base) for k in (4, 3, 2, 1, 0) for base in bases]
-    shares = [k / 16 for k in range(17)]
-    near = [
-        (a + t * (c - a), place)
-        for line in lines
-        for (a, b), (c, d) in itertools.pairwise(line)
-        for t in shares
-        if guide - 20 <= (place := b + t * (d - b)) <= guide + 19
-    ]
+        The name is above or below the guide; places on the right are tried first.
+        """
+        guide, wide = self.up(value), 8.0 * len(name)
+        bases = [base for base in (guide - 5, guide + 14) if TOP + 9 <= base <= BOTTOM]
+        room = RIGHT - wide - LEFT
+        corners = [(LEFT + room * k / 4, base) for k in (4, 3, 2, 1, 0) for base in bases]
+        shares = np.linspace(0, 1, 17)[:, None]
+        lines = [np.array(self.places(one))[:, None] for one in self.series if one.points]
+        parts = [line[:-1] + shares * (line[1:] - line[:-1]) for line in lines]
+        x, y = np.concatenate([part.reshape(-1, 2) for part in parts]).T
 
-    def passing(corner: tuple[float, float]) -> int:
-        left, base = corner
-        return sum(left - 4 <= a <= left + wide + 4 and base - 15 <= b <= base + 5 for a, b in near)
+        def passing(corner: tuple[float, float]) -> int:
+            left, base = corner
+            inside = (left - 4 <= x) & (x <= left + wide + 4) & (base - 15 <= y) & (y <= base + 5)
+            return int(inside.sum())
 
-    left, base = min(corners, key=passing)
-    return round(left, 1), round(base, 1)
-
-
-def bar_plot(
-    key: str,
-    title: str,
-    description: str,
-    *,
-    groups: Sequence[str],
-    series: Sequence[tuple[str, Sequence[Number | None]]],
-    y: Axis,
-) -> Plot:
-    """Bars side by side for each group; there is no bar for None."""
-    values = [value for _, many in series for value in many if value is not None]
-    up = Axis(y.label, limits=(0, max([*values, 1e-9]))).scale(values, HEIGHT - BOTTOM, TOP)
-    room = (WIDTH - LEFT - RIGHT) / max(1, len(groups))
-    wide = min(36.0, 0.8 * room / max(1, len(series)))
-    legend = [Series(name, (), k) for k, (name, _) in enumerate(series)]
-    drawn = []
-    for place, group in enumerate(groups):
-        middle = LEFT + (place + 0.5) * room
-        bars = []
-        for k, (_, many) in enumerate(series):
-            if (value := many[place]) is None:
-                continue
-            left, top = middle + (k - len(series) / 2) * wide, up(value)
-            bar = Bar(
-                legend[k],
-                left=round(left + 1, 1),
-                top=top,
-                width=round(wide - 2, 1),
-                height=round(HEIGHT - BOTTOM - top, 1),
-                middle=round(left + wide / 2, 1),
-                text=f"{group}, {y.label} {shown(value)}",
-            )
-            bars.append(bar)
-        drawn.append(Group(group, round(middle, 1), bars))
-    marks = [(up(mark), _tick(mark)) for mark in y.marks(up)]
-    return Plot(key, title, description, y.label, marks, legend, groups=drawn)
+        left, base = min(corners, key=passing)
+        return round(left, 1), round(base, 1)
 
 
 def shown(value: Number) -> str:

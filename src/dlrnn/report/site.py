@@ -10,9 +10,10 @@ from dlrnn.common.untrusted import open_regular
 from dlrnn.paper.results import Results
 from dlrnn.paper.tables import make_tables
 from dlrnn.report import pages
-from dlrnn.report.explorer import explorer, explorer_runs, fitted, left_out
+from dlrnn.report.explorer import explorer_runs, fitted, left_out
 from dlrnn.report.speed import read_lengths, speed
 from dlrnn.report.table_page import table_page
+from dlrnn.report.templates import render
 
 LIMIT = 8_000_000
 """The most bytes of a site; layers that do not fit are left out, and the explorer says so."""
@@ -26,18 +27,24 @@ def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path)
     said = [problem for one in results for problem in one.problems]
     measured = read_lengths(lengths, said)
     tables = make_tables(results)
-    drawn = {table.name: table_page(table, results, said) for table in tables}
+    drawn = {table.name: table_page(table, said) for table in tables}
     drawn["index"] = pages.overview(tables, measured, said)
     drawn["speed"] = speed(tables, results[0], measured, lengths, said)
     drawn["listops"] = pages.listops(results, tables, said)
-    drawn["pathfinder"] = pages.pathfinder(results, tables, said)
-    content = {f"pictures/{name}": data for name, data in pages.pictures(results, tables).items()}
-    content |= {name: _asset(name) for name in ASSETS}
+    content = {name: files("dlrnn.report").joinpath("assets", name).read_bytes() for name in ASSETS}
+    images = {}
+    for place, (title, record, one) in enumerate(pages.runs_with("pictures", results, tables)):
+        name = f"{place}-{record.stem}.png"
+        images[name] = title
+        content[f"pictures/{name}"] = one.pictures[record.stem]
+    drawn["pathfinder"] = render("pathfinder", page="pathfinder", problems=said, images=images)
     used = sum(len(page) for page in drawn.values()) + sum(map(len, content.values()))
     runs = explorer_runs(results, tables)
     kept, steps = fitted(runs, int(0.96 * LIMIT) - used)  # the rest is for the explorer's page
     content |= {f"layers/{run.key}.js": run.script(steps) for run in kept}
-    drawn["explorer"] = explorer(kept, left_out(runs, kept), said)
+    drawn["explorer"] = render(
+        "explorer", page="explorer", problems=said, runs=kept, missing=left_out(runs, kept)
+    )
     content |= {f"{name}.html": text.encode(errors="replace") for name, text in drawn.items()}
     for name, data in content.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,3 @@ def _is_layers(path: Path) -> bool:
     with suppress(ValueError, OSError), open_regular(path) as file:
         return file.read(11) == b"dlrnnLayers"
     return False
-
-
-def _asset(name: str) -> bytes:
-    return files("dlrnn.report").joinpath("assets", name).read_bytes()

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrnn.common.untrusted import parse_json
 from dlrnn.paper.comparison import Table
-from dlrnn.paper.results import Results, read_json
-from dlrnn.report.plots import Axis, Plot, Series, line_plot, shown
+from dlrnn.paper.results import STEP_COLUMNS, TABLE3_COLUMNS, Results, read_file
+from dlrnn.report.plots import Axis, Plot, Series, shown
 from dlrnn.report.templates import render
 
 DLR = {
@@ -48,10 +49,11 @@ class Lengths(NamedTuple):
 
 def read_lengths(path: str | Path, problems: list[str]) -> Lengths | None:
     """Read the output of `dlrnn bench lengths --json`; None if there is no file."""
-    return read_json(Path(path), _lengths, problems)
+    return read_file(Path(path), _lengths, problems, links=True)
 
 
-def _lengths(values: Any) -> Lengths:
+def _lengths(content: bytes) -> Lengths:
+    values = parse_json(content, "it")
     times: dict[str, list[tuple[float, float]]] = {}
     for row in values["cases"]:
         for name, value in row.items():
@@ -90,8 +92,9 @@ def speed(
         length_table=lengths and _length_table(lengths),
         not_shown=told.rsplit("`", 2),
         times=times,
-        step_rows=times and _step_rows(times["models"], titles),
-        table3_rows=times and _table3_rows(times["table3"]),
+        step_rows=times and [_times(row, titles, *STEP_COLUMNS) for row in times["models"]],
+        table3_rows=times
+        and [[row["task"], *_times(row, {}, *TABLE3_COLUMNS)] for row in times["table3"]],
     )
 
 
@@ -116,24 +119,25 @@ def length_plot(lengths: Lengths | None) -> Plot | None:
 def mixer_plot(lengths: Lengths) -> Plot | None:
     """Whole layers of every mixer, DLR with its fastest backend, and DLR's ceiling."""
     layers = [name for name in lengths.times if name.startswith("layer ")]
-    dlr = next((name for name in ("fused", "torch") if name in lengths.times), None)
-    names = [*filter(None, [dlr]), *layers, *(["ceiling"] if "ceiling" in lengths.times else [])]
+    if not layers:
+        return None
+    dlr = [name for name in ("fused", "torch") if name in lengths.times][:1]
+    names = [*dlr, *layers, *(name for name in lengths.times if name == "ceiling")]
     title = f"Time of a layer of every mixer against its length, {lengths.device}"
-    return _plot("mixers", title, lengths, names) if layers else None
+    return _plot("mixers", title, lengths, names)
 
 
 def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = "") -> Plot | None:
-    series = [
-        Series(title_of(name), lengths.times[name], GREY, dashed=True)
-        if name == "ceiling"
-        else Series(title_of(name), lengths.times[name], place + (place >= GREY))
-        for place, name in enumerate(names)
-    ]
-    if not series:
+    if not names:
         return None
+    series = []
+    for place, name in enumerate(names):
+        style = GREY if name == "ceiling" else place + (place >= GREY)
+        dashed = name == "ceiling"
+        series.append(Series(title_of(name), lengths.times[name], style, dashed))
     ticks = sorted({length for one in series for length, _ in one.points})
     ends = [f"{one.name} {shown(one.points[-1][1])} ms" for one in series]
-    return line_plot(
+    return Plot(
         key,
         title,
         f"At the longest length of each: {', '.join(ends)}.",
@@ -146,40 +150,18 @@ def _plot(key: str, title: str, lengths: Lengths, names: list[str], note: str = 
 
 def _length_table(lengths: Lengths) -> list[list[str]]:
     """The titles, then a row for each length."""
-    names = list(lengths.times)
-    by_length: dict[float, dict[str, float]] = {}
-    for name, points in lengths.times.items():
-        for length, value in points:
-            by_length.setdefault(length, {})[name] = value
-    rows = [
-        [shown(length), *(shown(values[n]) if n in values else "–" for n in names)]
-        for length, values in sorted(by_length.items())
-    ]
-    return [["length", *map(title_of, names)], *rows]
+    by_name = [dict(points) for points in lengths.times.values()]
+    every = sorted({length for values in by_name for length in values})
+    rows = [[shown(n), *(_shown(values.get(n)) for values in by_name)] for n in every]
+    return [["length", *map(title_of, lengths.times)], *rows]
 
 
-def _in(precision: str, model: str) -> str:
-    """The title of a model, with the precision unless it is fp32."""
-    return model if precision == "fp32" else f"{model}, {precision}"
+def _times(row: dict[str, Any], titles: dict[str, str], *names: str) -> list[str]:
+    """The title of a model, with the precision unless it is fp32, and its times."""
+    precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
+    title = titles.get(row["model"], row["model"])
+    return [f"{title}{precision}", *(_shown(row[name]) for name in names)]
 
 
-def _step_rows(models: list[dict[str, Any]], titles: dict[str, str]) -> list[list[str]]:
-    names = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
-    return [
-        [
-            _in(row["precision"], titles.get(row["model"], row["model"])),
-            *("–" if row[n] is None else shown(row[n]) for n in names),
-        ]
-        for row in models
-    ]
-
-
-def _table3_rows(models: list[dict[str, Any]]) -> list[list[str]]:
-    return [
-        [
-            row["task"],
-            _in(row["precision"], row["model"]),
-            *(shown(row[n]) for n in ("ms", "relative", "paper")),
-        ]
-        for row in models
-    ]
+def _shown(value: float | None) -> str:
+    return "–" if value is None else shown(value)

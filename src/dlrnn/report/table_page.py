@@ -16,8 +16,8 @@ from dlrnn.paper.comparison import (
 )
 from dlrnn.paper.numbers import METRICS, number
 from dlrnn.paper.records import FULL, Record
-from dlrnn.paper.results import Results, thinned
-from dlrnn.report.plots import Axis, Plot, Series, line_plot
+from dlrnn.paper.results import thinned
+from dlrnn.report.plots import Axis, Plot, Series
 from dlrnn.report.templates import render
 
 POINTS = 100
@@ -26,16 +26,15 @@ MOST_LINES = 50
 """The most lines of a plot; further seeds are left out."""
 
 
-def table_page(table: Table, results: Sequence[Results], problems: Sequence[str]) -> str:
+def table_page(table: Table, problems: Sequence[str]) -> str:
     """The page of a table."""
-    owners = {id(record): one for one in results for record in one.records}
     return render(
         "table",
         page=table.name,
         problems=problems,
         table=table,
         plot=shift_plot(table) if table.name == "table2" else None,
-        curves={name: _curves(cell, owners) for name, cell in table.cells.items()},
+        curves={name: _curves(cell) for name, cell in table.cells.items()},
         cell_id=cell_id,
         remarks=_remarks,
         details=_details,
@@ -86,7 +85,7 @@ def shift_plot(table: Table) -> Plot | None:
         if "R2" in cell.ours and (text := state_text(cell.ours["R2"]))
     ]
     ends = [f"{one.name} {one.points[-1][1]:.2f}" for one in series]
-    return line_plot(
+    return Plot(
         "shift-scale",
         "Shift: R² against the length",
         f"At the longest length of each: {', '.join(ends)}.",
@@ -97,27 +96,22 @@ def shift_plot(table: Table) -> Plot | None:
     )
 
 
-def _curves(cell: Cell, owners: dict[int, Results]) -> list[Plot]:
+def _curves(cell: Cell) -> list[Plot]:
     """The curves of a cell, a plot for each metric."""
     plots = []
     for metric in cell.metrics:
-        name = {"train_loss": "train loss", "loss": "validation loss"}.get(
-            metric, f"validation {metric}"
-        )
+        names = {"train_loss": "train loss", "loss": "validation loss"}
+        name = names.get(metric, f"validation {metric}")
+        found = {column: by[metric].curves for column, by in cell.found.items() if metric in by}
         series: list[Series] = []
-        for column, by_metric in cell.found.items():
-            for record in by_metric[metric].records if metric in by_metric else []:
-                points = _points(record, name, owners.get(id(record)))
+        for column, curves in found.items():
+            for seed, curve in sorted(curves.items()):
+                points = thinned(curve.get(name, []), POINTS)
                 if points and len(series) < MOST_LINES:
-                    series.append(Series(f"{column}, seed {record.seed}", points, len(series)))
+                    series.append(Series(f"{column}, seed {seed}", points, len(series)))
         if series:
             plots.append(_curve(f"{cell_id(cell)}-{metric}", name, series, cell, metric))
     return plots
-
-
-def _points(record: Record, name: str, owner: Results | None) -> list[tuple[int, float]]:
-    curve = {} if owner is None or not owner.curves else owner.curves.get(record.stem, {})
-    return thinned(curve.get(name, []), POINTS)
 
 
 def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -> Plot:
@@ -130,7 +124,7 @@ def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -
     if metric == "R2":
         low, high = max(-0.2, min(low, 0)), max(high, 1)
     last = " ".join(f"{one.name} ends at {number(metric, one.points[-1][1])}." for one in series)
-    return line_plot(
+    return Plot(
         key,
         f"{label} during training",
         f"{last} {guides[0][1] if guides else ''}",

@@ -5,18 +5,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dlrnn.common.untrusted import printable
-from dlrnn.paper.comparison import (
-    OURS,
-    SIGNS,
-    count_text,
-    no_verdict_text,
-    our_number,
-    paper_number,
-    seeds_text,
-    state_text,
-    steps_text,
-)
-from dlrnn.paper.numbers import METRICS, signed
+from dlrnn.paper import comparison, numbers
+from dlrnn.report import plots
 
 PAGES = {
     "index": "Overview",
@@ -41,7 +31,7 @@ WORDS = {"better": "better than the paper", "near": "as in the paper", "worse": 
 
 @cache
 def environment() -> Environment:
-    """The environment of all templates, with the functions that they call."""
+    """The environment of all templates, with the modules and the words that they use."""
     made = Environment(
         loader=PackageLoader("dlrnn.report"),
         autoescape=True,
@@ -49,19 +39,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {
-        "COLOURED": COLOURED,
-        "METRICS": METRICS,
-        "MOST_PROBLEMS": MOST_PROBLEMS,
-        "NEAR": NEAR,
-        "OURS": OURS,
-        "PAGES": PAGES,
-        "SIGNS": SIGNS,
-        "WORDS": WORDS,
-    }
-    functions = (count_text, no_verdict_text, our_number, paper_number, seeds_text)
-    for function in (*functions, state_text, steps_text, signed):
-        made.globals[function.__name__] = function
+    made.globals |= {"comparison": comparison, "numbers": numbers, "plots": plots}
+    made.globals |= {"PAGES": PAGES, "MOST_PROBLEMS": MOST_PROBLEMS}
+    made.globals |= {"NEAR": NEAR, "COLOURED": COLOURED, "WORDS": WORDS}
     made.filters["printable"] = printable
     return made
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
 from dlrnn.common.files import write_whole
 from dlrnn.common.progress import Progress
-from dlrnn.common.untrusted import naming_file, printable
+from dlrnn.common.untrusted import COMPACT, naming_file, printable
 from dlrnn.ops.checks import NotFiniteError
 from dlrnn.tasks import Task
 from dlrnn.train.checkpoint import (
@@ -340,7 +340,7 @@ class Trainer:
         if due and self.rank_zero and not is_sharded(self.fabric):
             taken = snapshot(self.module, step, self.task.input_length)
             if taken["layers"]:
-                self.snapshots.append(taken, separators=(",", ":"))
+                self.snapshots.append(taken, **COMPACT)
 
     def _checkpoint(self, step: int) -> None:
         """Write a checkpoint; between two records of the loss it holds the sum since the last."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from dlrnn.models import ModelConfig
 from dlrnn.paper.numbers import row_of
-from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
+from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 LENGTHS = (16_384, 65_536, 262_144, 1_048_576)
@@ -33,24 +33,29 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], float]] = {
 """By our name: the paper's name, the mixer, its options, the learning rate."""
 
 
-def _recipe(name: str, length: int) -> Recipe:
-    title, mixer, options, lr = MODELS[name]
+def _config(name: str, length: int) -> RunConfig:
+    _, mixer, options, lr = MODELS[name]
     if mixer == "sgconv":
         options = {"length": length, **options}
-    config = RunConfig(
+    return RunConfig(
         TaskConfig("shift", {"length": length, "copies": 8}),
         ModelConfig(mixer, options, d_model=32, layers=1, norm="post"),
         steps=86_000,
         batch_size=4,
         lr=lr,
     )
-    paper = {"R2": float(row_of("table2_shift_scale", title)["R2"][str(length)])}
+
+
+def _recipe(name: str, length: int) -> Recipe:
+    paper = {"R2": float(row_of("table2_shift_scale", MODELS[name][0])["R2"][str(length)])}
     note = "the paper states 920K parameters, which is right at length 262144 alone"
-    return recipe(f"table2/{length}/{name}", config, paper, note if mixer == "sgconv" else "")
+    return recipe(
+        f"table2/{length}/{name}",
+        partial(_config, name, length),
+        paper,
+        note if name == "sgconv" else "",
+    )
 
 
-_RUNS = [(name, length) for length in LENGTHS for name in MODELS if name != "dlr-r"]
-_RUNS.append(("dlr-r", 256))
-BUILDERS: Builders = {
-    f"table2/{length}/{name}": partial(_recipe, name, length) for name, length in _RUNS
-}
+RECIPES = [_recipe(name, length) for length in LENGTHS for name in MODELS if name != "dlr-r"]
+RECIPES.append(_recipe("dlr-r", 256))

@@ -17,89 +17,69 @@ Pathfinder-Segmentation-128), and an evaluation in each of the paper's epochs.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlrnn.models import ModelConfig
-from dlrnn.models.config import Norm
-from dlrnn.paper.numbers import row_of
-from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
+from dlrnn.paper.numbers import row_of, settings_of
+from dlrnn.paper.recipes.recipe import recipe
 from dlrnn.train import RunConfig, TaskConfig
 
-
-class Column(NamedTuple):
-    """A task with the paper's hyper-parameters of DLR. `s4_dt` are the bounds of S4 and S4D."""
-
-    title: str  # in the paper
-    d_model: int
-    layers: int
-    d_state: int
-    dt: tuple[float, float]
-    kernel_length: int
-    lr: float
-    batch_size: int
-    steps: int
-    epochs: int
-    weight_decay: float
-    dropout: float
-    norm: Norm = "pre"
-    s4_dt: tuple[float, float] = (1e-3, 0.1)
-
-
-# fmt: off
-COLUMNS = {
-    #              H, layers, N, bounds of dt, kernel, rate, batch, steps, epochs, decay, dropout
-    "listops": Column(
-        "ListOps", 128, 6, 1024, (1e-3, 0.5), 2000, 4e-4, 50, 320_000, 160, 0.05, 0.2),
-    "pathfinder": Column(
-        "Pathfinder", 256, 6, 1024, (1e-4, 0.1), 1024, 4e-4, 64, 500_000, 200, 0.03, 0.05, "post"),
-    "text": Column(
-        "Text", 128, 4, 256, (0.2, 0.5), 2048, 1e-4, 128, 35_200, 200, 0.0, 0.3),
-    "retrieval": Column(
-        "Retrieval", 256, 6, 256, (0.05, 0.5), 4000, 1e-4, 32, 150_000, 30, 0.05, 0.05),
-    "path-x": Column(
-        "Path-X", 256, 6, 2048, (1e-4, 0.1), 16_384, 1e-4, 16, 500_000, 50, 0.05, 0.0,
-        s4_dt=(1e-4, 1e-2)),
-    "speech-commands": Column(
-        "SpeechCommands", 128, 6, 2048, (1e-3, 0.5), 2000, 1e-4, 20, 307_600, 200, 0.0, 0.05),
+SETTINGS = settings_of("classification (table 4), bidirectional DLR")
+TASKS = {
+    "listops": "ListOps",
+    "pathfinder": "Pathfinder",
+    "text": "Text",
+    "retrieval": "Retrieval",
+    "path-x": "Path-X",
+    "speech-commands": "SpeechCommands",
 }
-# fmt: on
-
+"""Our names of the tasks, and the paper's."""
 MODELS = {"dlr": "DLR", "s4d": "S4D-Inv", "s4": "S4-LegS", "attention": "Transformer"}
 """The mixer, which is our name of the model, and the paper's name."""
+STEPS = {"text": 35_200, "speech-commands": 307_600}
+"""The steps of the paper's epochs where it states no steps."""
 
 QUOTED = "the paper quotes this number from other work; all but the mixer is as for DLR here"
 
 
-def _options(model: str, column: Column) -> dict[str, Any]:
+def _options(task: str, model: str) -> dict[str, Any]:
     if model == "attention":
         return {"heads": 4}
-    dt_min, dt_max = column.dt if model == "dlr" else column.s4_dt
-    sizes = {"d_state": column.d_state, "kernel_length": column.kernel_length}
-    return {**(sizes if model == "dlr" else {"d_state": 64}), "dt_min": dt_min, "dt_max": dt_max}
+    if model == "dlr":
+        stated = SETTINGS[TASKS[task]]
+        sizes = {"d_state": stated["N"], "kernel_length": stated["kernel"]}
+        return {**sizes, "dt_min": stated["dt_min"], "dt_max": stated["dt_max"]}
+    dt_min, dt_max = (1e-4, 1e-2) if task == "path-x" else (1e-3, 0.1)
+    return {"d_state": 64, "dt_min": dt_min, "dt_max": dt_max}
 
 
-def _recipe(task: str, model: str, accuracy: float) -> Recipe:
-    column = COLUMNS[task]
-    options = _options(model, column) | {"glu": True, "bidirectional": True}
-    options["dropout"] = column.dropout
-    config = RunConfig(
+def _config(task: str, model: str) -> RunConfig:
+    stated = SETTINGS[TASKS[task]]
+    steps = STEPS.get(task) or stated["steps"]
+    options = _options(task, model) | {"glu": True, "bidirectional": True}
+    options["dropout"] = float(stated["dropout"])
+    norm = stated.get("norm", "pre")
+    return RunConfig(
         TaskConfig(task, {"folder": f"data/{task}"}),
-        ModelConfig(model, options, column.d_model, column.layers, column.norm, pooling="max"),
-        steps=column.steps,
-        batch_size=column.batch_size,
-        lr=column.lr,
-        weight_decay=column.weight_decay,
+        ModelConfig(model, options, stated["H"], stated["layers"], norm, pooling="max"),
+        steps=steps,
+        batch_size=stated["batch"],
+        lr=stated["lr"],
+        weight_decay=float(stated["wd"]),
         schedule="cosine",
-        warmup=column.steps // 50,
-        eval_every=column.steps // column.epochs,
+        warmup=steps // 50,
+        eval_every=steps // stated["epochs"],
     )
-    note = "" if model == "dlr" else QUOTED
-    return recipe(f"table4/{task}/{model}", config, {"accuracy": accuracy}, note)
 
 
-BUILDERS: Builders = {
-    f"table4/{task}/{model}": partial(_recipe, task, model, accuracy)
-    for task, column in COLUMNS.items()
-    for model, title in MODELS.items()
-    if (accuracy := row_of("table4_classification", title)[column.title]) is not None
-}
+RECIPES = [
+    recipe(
+        f"table4/{task}/{model}",
+        partial(_config, task, model),
+        {"accuracy": accuracy},
+        "" if model == "dlr" else QUOTED,
+    )
+    for task, title in TASKS.items()
+    for model, name in MODELS.items()
+    if (accuracy := row_of("table4_classification", name)[title]) is not None
+]

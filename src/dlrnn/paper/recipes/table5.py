@@ -19,7 +19,7 @@ from dlrnn.models import LanguageConfig
 from dlrnn.models.config import Norm
 from dlrnn.models.language import LanguageMixer
 from dlrnn.paper.numbers import table
-from dlrnn.paper.recipes.recipe import Builders, Recipe, recipe
+from dlrnn.paper.recipes.recipe import recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 MODELS: dict[str, LanguageMixer] = {"DLR": "dlr", "Transformer": "attention"}
@@ -27,10 +27,8 @@ NORMS: dict[str, Norm] = {"pre_norm": "pre", "post_norm": "post"}
 STEPS, EPOCHS = 60_000, 10
 
 
-def _recipe(
-    name: str, mixer: LanguageMixer, experts: int, norm: Norm, losses: list[float]
-) -> Recipe:
-    config = RunConfig(
+def _config(mixer: LanguageMixer, experts: int, norm: Norm) -> RunConfig:
+    return RunConfig(
         TaskConfig("pg19", {"length": 4096, "folder": "data/pg19"}),
         LanguageConfig(mixer, experts, norm=norm),
         steps=STEPS,
@@ -45,19 +43,15 @@ def _recipe(
         precision="bf16",
         eval_every=STEPS // EPOCHS,
     )
-    paper = dict(zip(("train_loss", "loss"), losses, strict=True))
-    return recipe(name, config, paper)
 
 
-_RUNS = {
-    f"table5/pg19/{MODELS[row['model']]}-{row['experts']}-{norm}": (
-        MODELS[row["model"]],
-        row["experts"],
-        norm,
-        row[column],
+RECIPES = [
+    recipe(
+        f"table5/pg19/{MODELS[row['model']]}-{row['experts']}-{norm}",
+        partial(_config, MODELS[row["model"]], row["experts"], norm),
+        dict(zip(("train_loss", "loss"), row[column], strict=True)),
     )
     for row in table("table5_language_model")["rows"]
     for column, norm in NORMS.items()
     if row[column] is not None
-}
-BUILDERS: Builders = {name: partial(_recipe, name, *run) for name, run in _RUNS.items()}
+]
