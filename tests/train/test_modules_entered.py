@@ -8,7 +8,7 @@ import sys
 
 from support import run_python
 
-MOST = 34
+MOST = 32
 
 SCRIPT = """
 import json, os, sys, tempfile, threading
