@@ -32,11 +32,11 @@ class PlainRows:
 
     @staticmethod
     def row_stride(length):
-        return -(-length // 4) * 4
+        return -(-length // 8) * 8
 
     @classmethod
     def to_rows(cls, x):
-        return F.pad(x.mT, (0, -x.shape[1] % 4), value=cls.PADDING).contiguous()
+        return F.pad(x.mT, (0, -x.shape[1] % 8), value=cls.PADDING).contiguous()
 
     @staticmethod
     def from_rows(rows, length, dtype):
@@ -48,7 +48,8 @@ class PlainRows:
         )
 
     @classmethod
-    def forward_rows(cls, u, right, left, skip):
+    def forward_rows(cls, u, right, left, skip, dtype):
+        u = u.to(dtype)
         y = plain_torch().forward(u, with_skip(right, skip), left)
         return cls.to_rows(y), cls.to_rows(u)
 
@@ -58,10 +59,11 @@ class PlainRows:
         return plain_torch().backward(dy, u, with_skip(right, skip), left)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, length, right, left, skip):
+    def backward_rows(cls, rows_dy, rows_u, length, right, left, skip, dtype):
         dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(cls.PADDING)
-        return plain_torch().backward(dy, u, with_skip(right, skip), left)
+        du, *others = plain_torch().backward(dy, u, with_skip(right, skip), left)
+        return du.to(dtype), *others
 
 
 def results(kernels, u, dy, right, left):

@@ -29,10 +29,11 @@ def convolve_long(length, right, left, dtype=torch.float32):
     long_convolution.backward(u, u, *both)
 
 
-def mix(channels, columns, activation, in_rows):
+def mix(channels, columns, activation, in_rows, dtype=torch.float32):
     """The output stage, forward and backward."""
     shape = (1, channels, 128) if in_rows else (1, 128, channels)
-    y, weight, bias = torch.zeros(shape), torch.zeros(columns, channels), torch.zeros(columns)
+    y, weight = torch.zeros(shape, dtype=dtype), torch.zeros(columns, channels)
+    bias = torch.zeros(columns)
     out = output_stage.forward(y, 128, weight, bias, activation, in_rows=in_rows)
     output_stage.backward(out, y, weight, activation, in_rows=in_rows)
 
@@ -82,9 +83,14 @@ def compiled(monkeypatch):
         (convolve, (8192, 8192, 0)),
         (convolve, (16384, 8192, 8192)),
         (convolve, (16384, 16384, 0)),
+        (convolve, (8192, 8192, 0, torch.float16)),
+        (convolve, (16384, 16384, 0, torch.bfloat16)),
         (mix, (128, 128, "gelu", True)),
         (mix, (32, 32, "gelu", False)),
         (mix, (144, 144, "identity", True)),
+        (mix, (128, 128, "gelu", True, torch.bfloat16)),
+        (mix, (32, 48, "gelu", False, torch.bfloat16)),
+        (mix, (64, 128, "identity", True, torch.float16)),
         (convolve_long, (20000, 20000, 0)),
         (convolve_long, (65536, 32768, 32768)),
         (convolve_long, (65536, 32768, 32768, torch.float16)),

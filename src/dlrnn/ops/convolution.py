@@ -8,7 +8,7 @@ to transform. Channels are done a few at a time: temporaries stay in the cache o
 memory stays of the order of u. Spectra are computed again in backward instead of stored.
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 
-On a GPU up to 16384 positions of fp32 are convolved in rows [B, H, L] (ops/cuda/convolution.py),
+On a GPU up to 16384 positions are convolved in rows [B, H, L] (ops/cuda/convolution.py),
 and u's rows are kept for backward, also for second derivatives: to call backward again after a
 double backward, pass `retain_graph=True` to the double backward.
 """
@@ -56,8 +56,8 @@ def convolution(
         uses_fused("convolution", u)  # raises if the fused kernels were requested
         return _direct(u, with_skip(right, skip))
     y: Tensor
-    if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
-        y, _ = convolve(u, right, left, skip, False, prefers_fused())
+    if u.is_cuda and _needs_gradient(u, right, left):
+        y, _ = convolve(u, right, left, skip, False, prefers_fused(), u.dtype)
     else:
         y = convolution_op(u, right, left, skip)
     return y
@@ -248,28 +248,42 @@ _backward_op.register_autograd(_second_gradients, saves=4)
 
 @op("dlrnn::convolve")
 def convolve(  # noqa: PLR0917
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    to_rows: bool,
+    wanted: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Returns y with `skip u`, and the rows of u for backward; y is in rows, too, if `to_rows`.
 
-    Where there are no kernels for rows, or they are not `wanted`, y is [B, L, H] and the rows are
-    empty.
+    u becomes `dtype`, and y and the rows are stored in it. Where there are no kernels for rows, or
+    they are not `wanted`, y is [B, L, H] and the rows are empty.
     """
     if not _has_rows(u, right, left, wanted):
-        return convolution_op(u, right, left, skip), u.new_empty(0)
+        return convolution_op(u.to(dtype), right, left, skip), u.new_empty(0)
     uses_fused("convolution", u, lambda: True)
-    y, rows_u = row_kernels.forward_rows(u, right, left, skip)
-    return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
+    y, rows_u = row_kernels.forward_rows(u, right, left, skip, dtype)
+    return y if to_rows else row_kernels.from_rows(y, u.shape[1], dtype), rows_u
 
 
 @convolve.register_fake
 def _(  # noqa: PLR0917
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    to_rows: bool,
+    wanted: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
+    y = u.new_empty(u.shape, dtype=dtype)
     if not _has_rows(u, right, left, wanted):
-        return u.new_empty(u.shape), u.new_empty(0)
-    rows = right.new_empty(u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1]))
-    return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
+        return y, u.new_empty(0)
+    stride = row_kernels.row_stride(u.shape[1])
+    rows = u.new_empty(u.shape[0], u.shape[2], stride, dtype=dtype)
+    return torch.empty_like(rows) if to_rows else y, rows
 
 
 @op("dlrnn::convolve_backward")
@@ -292,11 +306,17 @@ def _(
 
 @op("dlrnn::convolve_rows_backward", ("rows_dy",))
 def _rows_backward(  # noqa: PLR0917
-    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, length: int
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    length: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for dy in rows, which is overwritten; du is [B, L, H]."""
+    """The gradients for dy in rows, which is overwritten; du is [B, L, H] in `dtype`."""
     gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_rows(
-        rows_dy, rows_u, length, right, left, skip
+        rows_dy, rows_u, length, right, left, skip, dtype
     )
     return gradients
 
@@ -309,14 +329,15 @@ def _(  # noqa: PLR0917
     left: Tensor,
     skip: Tensor | None,
     length: int | torch.SymInt,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 
 
 def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    (u, right, left, skip, ctx.to_rows, _), (_, rows_u) = inputs, output
-    ctx.has_rows, ctx.length = rows_u.dim() == 3, u.shape[1]
+    (u, right, left, skip, ctx.to_rows, _, _), (_, rows_u) = inputs, output
+    ctx.has_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
     ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left, skip)
     ctx.set_materialize_grads(False)
     if not ctx.has_rows:
@@ -328,21 +349,25 @@ def _convolve_gradients(
 ) -> tuple[Tensor | None, ...]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
     source, right, left, skip = ctx.saved_tensors
-    du: Tensor | None = None if d_rows is None else as_sequences(d_rows, ctx.length)
+    du: Tensor | None = None
+    if d_rows is not None:
+        du = as_sequences(d_rows, ctx.length).to(ctx.dtype)
     if dy is None:
-        return du, None, None, None, None, None
+        return du, None, None, None, None, None, None
     if not ctx.has_rows:
-        more, d_right, d_left = _backward_op(dy, source, with_skip(right, skip), left, True)
+        u = source.to(dy.dtype)
+        more, d_right, d_left = _backward_op(dy, u, with_skip(right, skip), left, True)
     elif torch.is_grad_enabled():  # for second derivatives, which `_backward_op` has
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
         u = as_sequences(source, ctx.length)
         more, d_right, d_left = _backward_op(dy, u, with_skip(right, skip), left, True)
     elif ctx.to_rows:
-        more, d_right, d_left = _rows_backward(dy, source, right, left, skip, ctx.length)
+        more, d_right, d_left = _rows_backward(dy, source, right, left, skip, ctx.length, ctx.dtype)
     else:
         more, d_right, d_left = _sequences_backward(dy, source, right, left, skip)
     d_skip = None if skip is None else d_right[:, 0]
-    return more if du is None else du + more, d_right, d_left, d_skip, None, None
+    more = more.to(ctx.dtype)
+    return more if du is None else du + more, d_right, d_left, d_skip, None, None, None
 
 
 convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)

@@ -3,8 +3,9 @@
     y_i = sum_{j<=i} right_{i-j} u_j + sum_{j>i} left_{j-i-1} u_j
 
 The functions have the meaning of those of `ops.convolution`; convolution.cu has the mathematics.
-"Rows" are sequences in the channel-major layout, fp32 [B, H, stride] with stride >= L: `to_rows`
-and `from_rows` transpose from and to [B, L, H]. One kernel transforms a row by a negacyclic FFT,
+"Rows" are sequences in the channel-major layout, [B, H, stride] with stride >= L: `to_rows` and
+`from_rows` transpose from and to [B, L, H]. They are stored in fp32, bf16 or fp16; sequences in the
+dtype of the rows or in fp32. Arithmetic is fp32. One kernel transforms a row by a negacyclic FFT,
 multiplies by the spectrum of the convolution kernels, and transforms back.
 """
 
@@ -20,7 +21,12 @@ from dlrnn.ops.cuda.nvrtc import ceil_div
 
 LONGEST = 14  # log2 of a row's entries
 HOPPER_BYTES = 232448  # of shared memory that a block may have
-STORAGE = {torch.float32: (32, 0), torch.bfloat16: (16, 1), torch.float16: (16, 0)}
+STORAGE: dict[torch.dtype, nvrtc.Defines] = {
+    torch.float32: (("STORAGE_BITS", 32),),
+    torch.bfloat16: (("STORAGE_BITS", 16), ("STORAGE_IS_BF16", 1)),
+    torch.float16: (("STORAGE_BITS", 16), ("STORAGE_IS_BF16", 0)),
+}
+"""How the sources are told in which dtype tensors are stored."""
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
@@ -50,16 +56,18 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """y, [B, L, H]."""
-    rows = empty_rows(u)
+    rows = empty_rows(u, u.dtype)
     _forward(u, right, left, None, rows, rows)
     return from_rows(rows, u.shape[1], u.dtype)
 
 
 def forward_rows(
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
+    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The rows of `y + skip u`, and those of u, from which `backward_rows` computes gradients."""
-    rows_y, rows_u = empty_rows(u), empty_rows(u)
+    """The rows of `y + skip u` in `dtype`, and those of u, from which `backward_rows` computes
+    gradients.
+    """
+    rows_y, rows_u = empty_rows(u, dtype), empty_rows(u, dtype)
     _forward(u, right, left, skip, rows_u, rows_y)
     return rows_y, rows_u
 
@@ -84,7 +92,10 @@ def backward_of_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`backward` from the rows of u, which stay unchanged."""
     dy, rows_u = dy.contiguous(), nvrtc.aligned(rows_u)
-    rows_dy, du = empty_rows(dy), torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
+    rows_dy, du = (
+        empty_rows(dy, rows_u.dtype),
+        torch.empty(dy.shape, dtype=dy.dtype, device=dy.device),
+    )
     spectrum = _kernel_spectrum(right, left, skip, plan_for(dy.shape[1], right, left))
     to_rows(dy, overlap=rows_dy)
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)
@@ -97,10 +108,11 @@ def backward_rows(  # noqa: PLR0917
     right: Tensor,
     left: Tensor,
     skip: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` from the rows of dy, which are overwritten, and of u; du is [B, L, H]."""
+    """`backward` from the rows of dy, which are overwritten, and of u; du is in `dtype`."""
     rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
-    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     spectrum = _kernel_spectrum(right, left, skip, plan_for(length, right, left))
     return _backward(rows_dy, rows_u, du, (right, left), spectrum)
 
@@ -117,18 +129,18 @@ def _backward(
     _convolve("convolve_backward", (rows_dy, rows_u, rows_dy, spectrum, partial), length, plan)
     lengths, tables = (d_right.shape[1], d_left.shape[1]), residue_tables(plan, device)
     if plan.one_team_per_row:
-        _load_kernel(plan, "kernel_gradient", device)(
+        _load_kernel(plan, "kernel_gradient", partial)(
             *(*_tasks(plan, channels), partial, d_right, d_left, *tables),
             *(*lengths, channels, groups),
         )
         from_rows(rows_dy, length, du.dtype, overlap=du)
     else:
-        _load_kernel(plan, "kernel_gradient_points", device)(
+        _load_kernel(plan, "kernel_gradient_points", partial)(
             *(*_tasks(plan, channels), partial, *tables, channels, groups)
         )
         from_rows(rows_dy, length, du.dtype, overlap=du)
         threads = plan.team_size
-        _load(plan, "kernel_gradient_entries", plan.kernel_teams, 0, device)(
+        _load(plan, "kernel_gradient_entries", plan.kernel_teams, 0, partial)(
             *(channels * plan.residue_size // (2 * threads), threads, partial, d_right, d_left),
             *(tables[0], *lengths),
         )
@@ -138,15 +150,15 @@ def _backward(
 def _convolve(name: str, tensors: tuple[Tensor, ...], length: int, plan: RowPlan) -> None:
     """Launch `convolve` or `convolve_backward`; the first two tensors are rows."""
     rows, is_forward = tensors[0], name == "convolve"
-    (batch, channels, stride), device, groups = rows.shape, rows.device, _groups(rows, plan)
+    (batch, channels, stride), groups = rows.shape, _groups(rows, plan)
     blocks, saved = channels * groups, tensors[:0]
     if plan.multi_residue:  # global memory for the points of the teams
         count = blocks if is_forward else 2 * blocks
         saved = (tensors[-1].new_empty(count, plan.teams, plan.residue_size, 2),)
     shared_bytes = plan.forward_bytes if is_forward else plan.backward_bytes
-    _load(plan, name, plan.teams, shared_bytes, device)(
+    _load(plan, name, plan.teams, shared_bytes, rows)(
         *(blocks, plan.teams * plan.team_size),
-        *(*tensors, *residue_tables(plan, device), *saved),
+        *(*tensors, *residue_tables(plan, rows.device), *saved),
         *(batch, length, stride, channels, groups),
     )
 
@@ -168,8 +180,8 @@ def _groups(rows: Tensor, plan: RowPlan) -> int:
 def to_rows(x: Tensor, overlap: Tensor | None = None) -> Tensor:
     """Rows of x [B, L, H]; written to `overlap`, if the previous launch may still be running."""
     (batch, length, channels), x = x.shape, x.contiguous()
-    rows = empty_rows(x) if overlap is None else overlap
-    _transpose("to_channel_major", x.dtype, x.device)(
+    rows = empty_rows(x, x.dtype) if overlap is None else overlap
+    _transpose("to_channel_major", x.dtype, rows)(
         *(batch * ceil_div(length, 128) * ceil_div(channels, 32), 256, x, rows),
         *(length, channels, rows.shape[2], _is_vectorised(x), int(overlap is not None)),
     )
@@ -186,22 +198,22 @@ def from_rows(
     y = overlap
     if y is None:
         y = torch.empty((batch, length, channels), dtype=dtype, device=rows.device)
-    _transpose("from_channel_major", dtype, rows.device)(
+    _transpose("from_channel_major", dtype, rows)(
         *(batch * ceil_div(length, 128) * ceil_div(channels, 32), 256, rows, y),
         *(length, channels, stride, _is_vectorised(y), int(overlap is not None)),
     )
     return y
 
 
-def empty_rows(x: Tensor) -> Tensor:
+def empty_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Memory for the rows of x."""
     shape = x.shape[0], x.shape[2], row_stride(x.shape[1])
-    return torch.empty(shape, dtype=torch.float32, device=x.device)
+    return torch.empty(shape, dtype=dtype, device=x.device)
 
 
 def row_stride(length: int) -> int:
-    """The length rounded up, so that each row is aligned for vector accesses."""
-    return -(-length // 4) * 4
+    """The length rounded up, so that each row is aligned for vectors of 16 bytes."""
+    return -(-length // 8) * 8
 
 
 def _is_vectorised(x: Tensor) -> int:
@@ -215,7 +227,7 @@ def _is_vectorised(x: Tensor) -> int:
 def _kernel_spectrum(right: Tensor, left: Tensor, skip: Tensor | None, plan: RowPlan) -> Tensor:
     channels, right, left = right.shape[0], right.contiguous(), left.contiguous()
     spectrum = right.new_empty(channels, plan.size, 2)
-    _load_kernel(plan, "kernel_spectrum", right.device)(
+    _load_kernel(plan, "kernel_spectrum", right)(
         *_tasks(plan, channels),
         *(right, left, 0 if skip is None else skip.contiguous(), spectrum),
         *(residue_tables(plan, right.device)[0], right.shape[1], left.shape[1], channels),
@@ -229,16 +241,15 @@ def _tasks(plan: RowPlan, channels: int) -> tuple[int, int]:
     return blocks, plan.kernel_teams * plan.team_size
 
 
-def _load_kernel(plan: RowPlan, name: str, device: torch.device) -> nvrtc.Kernel:
-    return _load(plan, name, plan.kernel_teams, plan.bytes(plan.kernel_teams), device)
+def _load_kernel(plan: RowPlan, name: str, x: Tensor) -> nvrtc.Kernel:
+    return _load(plan, name, plan.kernel_teams, plan.bytes(plan.kernel_teams), x)
 
 
-def _load(
-    plan: RowPlan, name: str, teams: int, shared_bytes: int, device: torch.device
-) -> nvrtc.Kernel:
+def _load(plan: RowPlan, name: str, teams: int, shared_bytes: int, stored: Tensor) -> nvrtc.Kernel:
+    """A kernel for tensors like `stored`."""
     defines = (
         nvrtc.PROGRAMMATIC_LAUNCH,
-        ("STORAGE_BITS", 32),
+        *STORAGE[stored.dtype],
         ("LOG2M", plan.residue_size.bit_length() - 1),
         ("RESIDUES", plan.residues),
         ("SEGMENTS", plan.entries // plan.residue_size),
@@ -248,14 +259,15 @@ def _load(
     file = "convolution_multi_residue.cu" if plan.multi_residue else "convolution.cu"
     file = "kernel_spectrum.cu" if name.startswith("kernel") else file
     files = ("device.cuh", "butterflies.cuh", "negacyclic_fft.cuh", file)
-    return nvrtc.load(files, name, defines, shared_bytes, device.index)
+    return nvrtc.load(files, name, defines, shared_bytes, stored.device.index)
 
 
-def _transpose(name: str, dtype: torch.dtype, device: torch.device) -> nvrtc.Kernel:
-    bits, is_bf16 = STORAGE[dtype]
-    storage = ("STORAGE_BITS", bits), ("STORAGE_IS_BF16", is_bf16)
-    defines = (nvrtc.PROGRAMMATIC_LAUNCH, *storage, ("THREADS", 256))
-    return nvrtc.load(("device.cuh", "transpose.cu"), name, defines, 0, device.index)
+def _transpose(name: str, dtype: torch.dtype, rows: Tensor) -> nvrtc.Kernel:
+    """A transpose between sequences in `dtype`, which is fp32 or that of the rows, and rows."""
+    defines = (nvrtc.PROGRAMMATIC_LAUNCH, *STORAGE[rows.dtype], ("THREADS", 256))
+    if dtype != rows.dtype:
+        defines += (("SEQUENCES_IN_FP32", 1),)
+    return nvrtc.load(("device.cuh", "transpose.cu"), name, defines, 0, rows.device.index)
 
 
 @cache

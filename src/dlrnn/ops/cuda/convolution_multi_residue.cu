@@ -53,10 +53,10 @@ __device__ inline void copy_to_shared_hinted(void* to, const void* from, int byt
 }
 template <bool BACKWARD>
 struct Task {
-  const float *u, *dy;
+  const Storage *u, *dy;
   Sizes sizes;
   float2* work;
-  float* stages;
+  Storage* stages;
   float4* shared_tables;
   Mbarrier *loaded, *split_barriers;
   unsigned* reads;
@@ -64,12 +64,12 @@ struct Task {
   const float4 *unit_seeds, *residue_twiddles;  // of a residue modulo X^M - 1, and the factors for the others
   int t, h, group, rows;
 
-  __device__ Task(const float* u, const float* dy, const float4* all, Sizes sizes)
+  __device__ Task(const Storage* u, const Storage* dy, const float4* all, Sizes sizes)
       : u(u), dy(dy), sizes(sizes), t(team_rank()), h(blockIdx.x % sizes.H), group(blockIdx.x / sizes.H) {
     rows = (sizes.B - group + sizes.groups - 1) / sizes.groups;
     float2* works = reinterpret_cast<float2*>(shared);
     work = works + team() * PADDED;
-    stages = reinterpret_cast<float*>(works + TEAMS * PADDED);
+    stages = reinterpret_cast<Storage*>(works + TEAMS * PADDED);
     shared_tables = reinterpret_cast<float4*>(stages + 2 * SEGMENTS * M);
     constexpr int SMALL_TABLES = POSITION_TABLE + RESIDUES * RESIDUE_TABLE;
     constexpr int LARGE_TABLES = BACKWARD ? 2 * THREAD_TABLE : 0;
@@ -130,9 +130,9 @@ struct Task {
     else if (ROW_PAIRS) is_dy = stage != (number % 3 == 1), from = number / 3 * 2 + (number % 3 + stage > 1);
     if (from >= rows) return;
     bool reused = BACKWARD && ROW_PAIRS && stage && number % 3 < 2;
-    mbarrier_expect_bytes(loaded + stage, 4 * sizes.stride);
-    copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), 4 * sizes.stride,
-                          loaded + stage, reused);
+    int bytes = sizeof(Storage) * sizes.stride;
+    mbarrier_expect_bytes(loaded + stage, bytes);
+    copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), bytes, loaded + stage, reused);
   }
 
   // Pass 1 of an assignment into `work`; it writes when ready() has returned. The last team that has read the stage
@@ -140,12 +140,12 @@ struct Task {
   template <class Ready>
   __device__ void read_row(bool is_dy, int step, Assignment current, const Tables& tables, Ready ready) {
     StageUse use = stage_use(is_dy, step, current.row);
-    const float* stage = stages + use.stage * SEGMENTS * M + t;
+    const Storage* stage = stages + use.stage * SEGMENTS * M + t;
     int remaining = sizes.L - t;
     float2 v[16];
     mbarrier_wait(loaded + use.stage, use.number % 2);
-    auto whole = [&](int k, int r) { return stage[entry_index(k, r)]; };
-    auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? stage[entry_index(k, r)] : 0.f; };
+    auto whole = [&](int k, int r) { return to_fp32(stage[entry_index(k, r)]); };
+    auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? whole(k, r) : 0.f; };
     if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, tables, whole);
     else fold_segments<0, SEGMENTS>(v, tables, checked);
     finish_pass1(v, tables);
@@ -167,7 +167,7 @@ struct Task {
   // Writes team TEAM's half of a row: its contributions of residues RESIDUE (v) and SAVED (w), if that is not negative,
   // plus the other team's; the other team gets this team's contributions to the other half.
   template <int TEAM, int RESIDUE, int SAVED>
-  __device__ __forceinline__ void finish_row(float* y, const float2 (&v)[16], const float2 (&w)[16], bool has_next) {
+  __device__ __forceinline__ void finish_row(Storage* y, const float2 (&v)[16], const float2 (&w)[16], bool has_next) {
     constexpr int COUNT = SEGMENTS / 2, FIRST = TEAM * COUNT, OTHERS_FIRST = COUNT - FIRST;
     float2* at = work + padded(t);  // only this thread has read these points
     auto both = [&](int k, int r) {
@@ -188,8 +188,9 @@ struct Task {
     for (int i = 0; i < 8 * COUNT; ++i) {
       int k = FIRST + i / 8, r = i % 8 * 2;
       float2 others = at[i * padded(TEAM_SIZE)];
-      if (is_inside(k, r, remaining)) y[t + entry_index(k, r)] = both(k, r) + others.x;
-      if (is_inside(k, r + 1, remaining)) y[t + entry_index(k, r + 1)] = both(k, r + 1) + others.y;
+      if (is_inside(k, r, remaining)) y[t + entry_index(k, r)] = from_fp32(both(k, r) + others.x);
+      if (is_inside(k, r + 1, remaining))
+        y[t + entry_index(k, r + 1)] = from_fp32(both(k, r + 1) + others.y);
     }
     if (has_next) signal(READ + 1 - TEAM);
   }
@@ -202,7 +203,7 @@ struct Task {
   }
   // The end of a step: saves v, or completes a row with v and with w, which had been saved. In step 1 of three the
   // second team saves v, which belongs to the second row, and uses w for the first row.
-  __device__ __forceinline__ void finish_step(const float2 (&v)[16], const float2 (&w)[16], float* y, float4* saved,
+  __device__ __forceinline__ void finish_step(const float2 (&v)[16], const float2 (&w)[16], Storage* y, float4* saved,
                                               int step, bool has_next) {
     int p = phase(step);
     if (p == 0 || (ROW_PAIRS && p == 1 && team())) store_points(saved, v);
@@ -239,7 +240,7 @@ struct Task {
 // y = the convolution of u with the kernels of `spectrum`; y may be u. While a step ends, the spectrum for the next
 // step's residue is loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(const float* u, float* y, const float4* spectrum, const float4* all_tables,
+    convolve(const Storage* u, Storage* y, const float4* spectrum, const float4* all_tables,
              const float2* twists, float4* saved, int B, int L, int stride, int H, int groups) {
   Task<false> task(u, nullptr, all_tables, {B, L, stride, H, groups});
   int t = task.t, steps = task.steps();
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // each number of it. With three residues the second team's sum of residue 2 is stored behind `saved` and added at the
 // end. du may be dy.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve_backward(const float* dy, const float* u, float* du, const float4* spectrum,
+    convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
                       float4* partial, const float4* all_tables, const float2* twists, float4* saved,
                       int B, int L, int stride, int H, int groups) {
   Task<true> task(u, dy, all_tables, {B, L, stride, H, groups});
