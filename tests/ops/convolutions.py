@@ -48,10 +48,15 @@ class PlainRows:
         )
 
     @classmethod
-    def forward_rows(cls, u, right, left, skip, dtype):
+    def forward_rows(cls, u, right, left, skip, dtype, keep=False):
+        kept = u.new_zeros(cls.spectra_shape(u, right, left) if keep else 0, dtype=dtype)
         u = u.to(dtype)
         y = plain_torch().forward(u, with_skip(right, skip), left)
-        return cls.to_rows(y), cls.to_rows(u)
+        return cls.to_rows(y), cls.to_rows(u), kept
+
+    @staticmethod
+    def spectra_shape(u, right, left):
+        return u.shape[0], u.shape[2], 256, 2
 
     @classmethod
     def backward_of_rows(cls, dy, rows_u, right, left, skip):
@@ -59,7 +64,7 @@ class PlainRows:
         return plain_torch().backward(dy, u, with_skip(right, skip), left)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, length, right, left, skip, dtype):
+    def backward_rows(cls, rows_dy, rows_u, kept, length, right, left, skip, dtype):
         dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(cls.PADDING)
         du, *others = plain_torch().backward(dy, u, with_skip(right, skip), left)

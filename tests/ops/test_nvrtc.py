@@ -23,6 +23,12 @@ def convolve(length, right, left, dtype=torch.float32):
     convolution.backward(u, u, *both)
 
 
+def keep_spectra(length, right, left):
+    u, both = torch.zeros(1, length, 2), (torch.zeros(2, right), torch.zeros(2, left))
+    rows_y, *kept = convolution.forward_rows(u, *both, None, torch.bfloat16, True)
+    convolution.backward_rows(rows_y, *kept, length, *both, None, torch.float32)
+
+
 def convolve_long(length, right, left, dtype=torch.float32):
     u, both = torch.zeros(1, length, 2, dtype=dtype), (torch.zeros(2, right), torch.zeros(2, left))
     long_convolution.forward(u, *both)
@@ -85,6 +91,8 @@ def compiled(monkeypatch):
         (convolve, (16384, 16384, 0)),
         (convolve, (8192, 8192, 0, torch.float16)),
         (convolve, (16384, 16384, 0, torch.bfloat16)),
+        (keep_spectra, (8192, 8192, 0)),
+        (keep_spectra, (16384, 8192, 8192)),
         (mix, (128, 128, "gelu", True)),
         (mix, (32, 32, "gelu", False)),
         (mix, (144, 144, "identity", True)),

@@ -28,10 +28,11 @@ from dlrnn.ops.convolution import (
     check_kernels,
     convolution,
     convolve,
+    needs_gradient,
     no_left,
 )
 from dlrnn.ops.cuda import output_stage
-from dlrnn.ops.dispatch import op, prefers_fused, uses_fused
+from dlrnn.ops.dispatch import op, prefers_fused, runs_eagerly, uses_fused
 
 FUSED_ACTIVATIONS = ("gelu", "identity")
 FUSED_CHANNELS = range(16, 257, 16)
@@ -72,7 +73,9 @@ def mix(
         uses_fused("mix", u)  # raises if the fused kernels were requested
     if fits and bias is not None:
         check_kernels(u, right, left)
-        y, rows_u = convolve(u, right, left, skip, True, prefers_fused(), dtype)
+        # A compiled graph with spectra, whose size depends on the plan, would serve one length.
+        keep = dtype == torch.bfloat16 and runs_eagerly(u) and needs_gradient(u, right, left)
+        y, rows_u, _ = convolve(u, right, left, skip, True, prefers_fused(), dtype, keep)
         y = y if between is None else between(y)
         out: Tensor = epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
     else:

@@ -180,10 +180,10 @@ __device__ inline void write_row(Storage* y, T& task, float2* work, Seeds thread
 
 // ------------------------------------------------------------------------- kernels
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. Each team has two buffers for points, so that
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. Each team has two buffers for points, so that
 // pass 1 of the next row precedes the inverse of pass 1 of this row, and threads seldom wait at a barrier.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(const Storage* u, Storage* y, const float4* spectrum, const float4* all_tables,
+    convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, int B, int L, int stride, int H, int groups) {
   Task<2, 0> task(H);
   Sizes sizes = {B, L, stride, H, groups};
@@ -211,6 +211,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     read_done.wait();
     if (next < sizes.B) task.fetch(u + task.row(next, sizes), sizes.stride);
     to_spectrum(work, v, tables, t, [&] { return residue_seeds; }, [&] {});
+#if KEPT
+    keep_spectrum(kept + kept_at((long long)b * H + task.h, residue, t), v);
+#endif
 #pragma unroll
     for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
     from_spectrum(work, product, tables, t);
@@ -229,14 +232,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // du = the correlation of dy with the kernels. For each group of sequences also the spectrum of its part of the
 // kernels' gradient: partial [groups, H, RESIDUES, 8, M / 16, 2] = sum conj(U) DY. du may be dy. The stage
-// alternates between u and dy.
+// alternates between u and dy; with KEPT the spectra U are read instead of u.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
-                      float4* partial, const float4* all_tables, const float2* twists, int B, int L,
-                      int stride, int H, int groups) {
+                      float4* partial, const uint4* kept, const float4* all_tables, const float2* twists,
+                      int B, int L, int stride, int H, int groups) {
   Task<1, RESIDUES> task(H);
   Sizes sizes = {B, L, stride, H, groups};
-  task.start(all_tables, u, spectrum, sizes);
+  task.start(all_tables, KEPT ? dy : u, spectrum, sizes);
   const Tables& tables = task.tables;
   int residue = task.residue(), t = task.t;
   float2 twist = twists[residue * TEAM_SIZE + t], sum[16] = {};
@@ -246,16 +249,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int b = first; b < sizes.B;) {
     int next = task.next_row(b, sizes);
     bool has_next = next < sizes.B;
-    float2 U[16], v[16], product[16];
-    read_row(task, task.work, sizes, [&] {
+    float2 v[16], product[16];
+    auto others_have_read = [&] {
       if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team(), THREADS);
-    });
+    };
+#if KEPT
+    KeptSpectrum U;
+    U.load(kept + kept_at((long long)b * H + task.h, residue, t));
+    read_row(task, task.work, sizes, others_have_read);
+    team_sync();
+    if (has_next) task.fetch(dy + task.row(next, sizes), sizes.stride);
+#else
+    float2 U[16];
+    read_row(task, task.work, sizes, others_have_read);
     team_sync();
     task.fetch(dy + task.row(b, sizes), sizes.stride);
     to_spectrum(task.work, U, tables, t, residue_seeds, [&] { read_done.arrive(); });
     read_row(task, task.work, sizes, [&] { read_done.wait(); });
     team_sync();
     if (has_next) task.fetch(u + task.row(next, sizes), sizes.stride);
+#endif
     to_spectrum(task.work, v, tables, t, residue_seeds, [&] {});
     if (b == first) mbarrier_wait(task.barriers + TEAMS + 1 + residue, 0);
     const float4* kernel = task.kernel_spectra + residue * (M / 2) + t;
@@ -265,7 +278,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         int q = 2 * k + e;
+#if KEPT
+        float2 value = v[bit_reversed<16>(q)], other = U.point(q);
+#else
         float2 value = v[bit_reversed<16>(q)], other = U[bit_reversed<16>(q)];
+#endif
         sum[q] = add(sum[q], mul_conj(value, other));
         product[q] = mul_conj(value, e ? float2{two.z, two.w} : float2{two.x, two.y});
       }

@@ -57,29 +57,48 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """y, [B, L, H]."""
     rows = empty_rows(u, u.dtype)
-    _forward(u, right, left, None, rows, rows)
+    _forward(u, right, left, None, rows, rows, rows[:0])
     return from_rows(rows, u.shape[1], u.dtype)
 
 
-def forward_rows(
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def forward_rows(  # noqa: PLR0917
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    dtype: torch.dtype,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of `y + skip u` in `dtype`, and those of u, from which `backward_rows` computes
-    gradients.
+    gradients; with `keep`, for which `dtype` must be bf16, also the spectra of u.
     """
     rows_y, rows_u = empty_rows(u, dtype), empty_rows(u, dtype)
-    _forward(u, right, left, skip, rows_u, rows_y)
-    return rows_y, rows_u
+    kept = rows_y.new_empty(spectra_shape(u, right, left) if keep else 0)
+    _forward(u, right, left, skip, rows_u, rows_y, kept)
+    return rows_y, rows_u, kept
+
+
+def spectra_shape(u: Tensor, right: Tensor, left: Tensor) -> tuple[int, int, int, int]:
+    """The shape of the spectra of u: complex numbers as pairs."""
+    return u.shape[0], u.shape[2], plan_for(u.shape[1], right, left).size, 2
 
 
 def _forward(  # noqa: PLR0917
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, rows_u: Tensor, rows_y: Tensor
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    rows_u: Tensor,
+    rows_y: Tensor,
+    kept: Tensor,
 ) -> None:
-    """Write the rows of u and of y, which may be the same memory."""
+    """Write the rows of u and of y, which may be the same memory, and the spectra of u, unless
+    `kept` is empty.
+    """
     u, plan = u.contiguous(), plan_for(u.shape[1], right, left)
     spectrum = _kernel_spectrum(right, left, skip, plan)
     to_rows(u, overlap=rows_u)
-    _convolve("convolve", (rows_u, rows_y, spectrum), u.shape[1], plan)
+    _convolve("convolve", (rows_u, rows_y, spectrum), kept, u.shape[1], plan)
 
 
 def backward(dy: Tensor, u: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,27 +117,35 @@ def backward_of_rows(
     )
     spectrum = _kernel_spectrum(right, left, skip, plan_for(dy.shape[1], right, left))
     to_rows(dy, overlap=rows_dy)
-    return _backward(rows_dy, rows_u, du, (right, left), spectrum)
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum, rows_u[:0])
 
 
 def backward_rows(  # noqa: PLR0917
     rows_dy: Tensor,
     rows_u: Tensor,
+    kept: Tensor,
     length: int,
     right: Tensor,
     left: Tensor,
     skip: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backward` from the rows of dy, which are overwritten, and of u; du is in `dtype`."""
+    """`backward` from the rows of dy, which are overwritten, and of u, or from the spectra of u
+    unless `kept` is empty; du is in `dtype`.
+    """
     rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     spectrum = _kernel_spectrum(right, left, skip, plan_for(length, right, left))
-    return _backward(rows_dy, rows_u, du, (right, left), spectrum)
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum, kept)
 
 
-def _backward(
-    rows_dy: Tensor, rows_u: Tensor, du: Tensor, kernels: tuple[Tensor, Tensor], spectrum: Tensor
+def _backward(  # noqa: PLR0917
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    du: Tensor,
+    kernels: tuple[Tensor, Tensor],
+    spectrum: Tensor,
+    kept: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients; the transpose of du overlaps with the gradients of the kernels."""
     length = du.shape[1]
@@ -126,7 +153,8 @@ def _backward(
     d_right, d_left = (kernel.new_empty(kernel.shape) for kernel in kernels)
     groups, (channels, device) = _groups(rows_u, plan), (rows_u.shape[1], rows_u.device)
     partial = spectrum.new_empty(groups, channels, plan.size, 2)
-    _convolve("convolve_backward", (rows_dy, rows_u, rows_dy, spectrum, partial), length, plan)
+    tensors = rows_dy, rows_u, rows_dy, spectrum, partial
+    _convolve("convolve_backward", tensors, kept, length, plan)
     lengths, tables = (d_right.shape[1], d_left.shape[1]), residue_tables(plan, device)
     if plan.one_team_per_row:
         _load_kernel(plan, "kernel_gradient", partial)(
@@ -147,18 +175,20 @@ def _backward(
     return du, d_right, d_left
 
 
-def _convolve(name: str, tensors: tuple[Tensor, ...], length: int, plan: RowPlan) -> None:
+def _convolve(
+    name: str, tensors: tuple[Tensor, ...], kept: Tensor, length: int, plan: RowPlan
+) -> None:
     """Launch `convolve` or `convolve_backward`; the first two tensors are rows."""
-    rows, is_forward = tensors[0], name == "convolve"
+    rows, is_forward, keeps = tensors[0], name == "convolve", kept.numel() > 0
     (batch, channels, stride), groups = rows.shape, _groups(rows, plan)
     blocks, saved = channels * groups, tensors[:0]
     if plan.multi_residue:  # global memory for the points of the teams
         count = blocks if is_forward else 2 * blocks
         saved = (tensors[-1].new_empty(count, plan.teams, plan.residue_size, 2),)
     shared_bytes = plan.forward_bytes if is_forward else plan.backward_bytes
-    _load(plan, name, plan.teams, shared_bytes, rows)(
+    _load(plan, name, plan.teams, shared_bytes, rows, keeps)(
         *(blocks, plan.teams * plan.team_size),
-        *(*tensors, *residue_tables(plan, rows.device), *saved),
+        *(*tensors, kept if keeps else 0, *residue_tables(plan, rows.device), *saved),
         *(batch, length, stride, channels, groups),
     )
 
@@ -245,8 +275,10 @@ def _load_kernel(plan: RowPlan, name: str, x: Tensor) -> nvrtc.Kernel:
     return _load(plan, name, plan.kernel_teams, plan.bytes(plan.kernel_teams), x)
 
 
-def _load(plan: RowPlan, name: str, teams: int, shared_bytes: int, stored: Tensor) -> nvrtc.Kernel:
-    """A kernel for tensors like `stored`."""
+def _load(  # noqa: PLR0917
+    plan: RowPlan, name: str, teams: int, shared_bytes: int, stored: Tensor, keeps: bool = False
+) -> nvrtc.Kernel:
+    """A kernel for tensors like `stored`, and one that `keeps` the spectra of u or reads them."""
     defines = (
         nvrtc.PROGRAMMATIC_LAUNCH,
         *STORAGE[stored.dtype],
@@ -255,6 +287,7 @@ def _load(plan: RowPlan, name: str, teams: int, shared_bytes: int, stored: Tenso
         ("SEGMENTS", plan.entries // plan.residue_size),
         ("TEAMS", teams),
         ("BLOCKS", plan.blocks),
+        *((("KEPT", 1),) if keeps else ()),
     )
     file = "convolution_multi_residue.cu" if plan.multi_residue else "convolution.cu"
     file = "kernel_spectrum.cu" if name.startswith("kernel") else file

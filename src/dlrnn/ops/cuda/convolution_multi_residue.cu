@@ -95,9 +95,8 @@ struct Task {
     __syncthreads();
   }
 
-  __device__ long long row(int number) const {
-    return ((long long)(group + number * sizes.groups) * sizes.H + h) * sizes.stride;
-  }
+  __device__ long long sequence(int number) const { return group + number * sizes.groups; }
+  __device__ long long row(int number) const { return (sequence(number) * sizes.H + h) * sizes.stride; }
   __device__ Tables tables_of(int residue) const {
     return {tables.position_seeds, tables.residue + residue * RESIDUE_TABLE, tables.thread_seeds, nullptr};
   }
@@ -110,12 +109,12 @@ struct Task {
     return {product(unit.low, twiddle.low), product(unit.high, twiddle.high)};
   }
 
-  // The stage that holds u or dy of a team's assignment. Forward, rows alternate between the two stages; backward, u is
-  // in one and dy in the other, except with pairs of rows:
+  // The stage that holds u or dy of a team's assignment. If only one of them is read, forward or with KEPT, rows
+  // alternate between the two stages; else u is in one and dy in the other, except with pairs of rows:
   //   stage 0   u of the first row (steps 0, 1), its dy (1), u of the second row (2),
   //   stage 1   dy of the first row (0), u of the second row (1), its dy (1, 2).
   __device__ StageUse stage_use(bool is_dy, int step, int row) const {
-    if (!BACKWARD) return {row % 2, row / 2, RESIDUES};
+    if (!BACKWARD || KEPT) return {row % 2, row / 2, RESIDUES};
     if (!ROW_PAIRS) return {is_dy, row, RESIDUES};
     int first = step / 3 * 3, p = phase(step);
     if (p == 1 && is_dy == (team() == 0)) return {1 - is_dy, first + 1, 1};
@@ -126,10 +125,10 @@ struct Task {
   __device__ void fetch(int stage, int number) {
     bool is_dy = stage;
     int from = number;
-    if (!BACKWARD) is_dy = false, from = 2 * number + stage;
+    if (!BACKWARD || KEPT) is_dy = BACKWARD, from = 2 * number + stage;
     else if (ROW_PAIRS) is_dy = stage != (number % 3 == 1), from = number / 3 * 2 + (number % 3 + stage > 1);
     if (from >= rows) return;
-    bool reused = BACKWARD && ROW_PAIRS && stage && number % 3 < 2;
+    bool reused = BACKWARD && !KEPT && ROW_PAIRS && stage && number % 3 < 2;
     int bytes = sizeof(Storage) * sizes.stride;
     mbarrier_expect_bytes(loaded + stage, bytes);
     copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), bytes, loaded + stage, reused);
@@ -237,10 +236,10 @@ struct Task {
   }
 };
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. While a step ends, the spectrum for the next
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a step ends, the spectrum for the next
 // step's residue is loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(const Storage* u, Storage* y, const float4* spectrum, const float4* all_tables,
+    convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, float4* saved, int B, int L, int stride, int H, int groups) {
   Task<false> task(u, nullptr, all_tables, {B, L, stride, H, groups});
   int t = task.t, steps = task.steps();
@@ -258,6 +257,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float2 twist = twists[current.residue * TEAM_SIZE + t];
       task.read_row(false, step, current, tables, [&] { task.wait_until_read(step); });
       to_spectrum(task.work, v, tables, t, [&] { return task.last(unit, current.residue); }, [&] {});
+#if KEPT
+      keep_spectrum(kept + kept_at(task.sequence(current.row) * H + task.h, current.residue, t), v);
+#endif
 #pragma unroll
       for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
       task.load_points(kernel, spectrum + assignment(step + 1).residue * (M / 2), TEAM_SIZE);
@@ -276,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // end. du may be dy.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
-                      float4* partial, const float4* all_tables, const float2* twists, float4* saved,
-                      int B, int L, int stride, int H, int groups) {
+                      float4* partial, const uint4* kept, const float4* all_tables, const float2* twists,
+                      float4* saved, int B, int L, int stride, int H, int groups) {
   Task<true> task(u, dy, all_tables, {B, L, stride, H, groups});
   int t = task.t, steps = task.steps();
   spectrum += (long long)task.h * RESIDUES * (M / 2) + t;
@@ -293,11 +295,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       Tables tables = task.tables_of(current.residue);
       float2 product[16], kernel[16];
       auto last = [&] { return task.last(load_seeds(task.unit_seeds, TEAM_SIZE, t), current.residue); };
+#if KEPT
+      KeptSpectrum pairs;
+      pairs.load(kept + kept_at(task.sequence(current.row) * H + task.h, current.residue, t));
+      task.load_points(kernel, spectrum + current.residue * (M / 2), TEAM_SIZE);
+      task.read_row(true, step, current, tables, [&] { task.wait_until_read(step); });
+      to_spectrum(task.work, v, tables, t, last, [&] {});
+#pragma unroll
+      for (int q = 0; q < 16; ++q) U[bit_reversed<16>(q)] = pairs.point(q);
+#else
       task.read_row(false, step, current, tables, [&] { task.wait_until_read(step); });
       to_spectrum(task.work, U, tables, t, last, [&] { read_done.arrive(); });
       task.load_points(kernel, spectrum + current.residue * (M / 2), TEAM_SIZE);
       task.read_row(true, step, current, tables, [&] { read_done.wait(); });
       to_spectrum(task.work, v, tables, t, last, [&] {});
+#endif
       float4* sum = ROW_PAIRS && current.residue == 2 && team() ? second_sums : partial + current.residue * (M / 2);
 #pragma unroll
       for (int q = 0; q < 16; ++q) U[q] = mul_conj(v[q], U[q]);
