@@ -294,6 +294,12 @@ class TestEmulated:
         have = [out, *torch.autograd.grad(out, inputs, dout)]
         assert [x.dtype for x in have] == [torch.bfloat16, *[torch.float32] * 5]
         assert_twice_the_error_of_16_bits(have, inputs, dout, "gelu", torch.bfloat16)
+        strided = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x.detach().transpose(0, -1).contiguous(), lambda x: x.transpose(0, -1)
+        )
+        with strided:
+            again = torch.autograd.grad(of_ops(*inputs, "gelu", torch.bfloat16), inputs, dout)
+        assert all(map(torch.equal, again, have[1:]))
         narrow = [inputs[0].detach().bfloat16().requires_grad_(), *inputs[1:]]
         assert torch.equal(of_ops(*narrow, "gelu"), out), "u is cast once"
 

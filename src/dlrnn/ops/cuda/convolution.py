@@ -57,7 +57,7 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
     """y, [B, L, H]."""
     rows = empty_rows(u, u.dtype)
-    _forward(u, right, left, None, rows, rows, rows[:0])
+    _forward(u, right, left, None, rows, rows, None)
     return from_rows(rows, u.shape[1], u.dtype)
 
 
@@ -74,7 +74,7 @@ def forward_rows(  # noqa: PLR0917
     """
     rows_y, rows_u = empty_rows(u, dtype), empty_rows(u, dtype)
     kept = rows_y.new_empty(spectra_shape(u, right, left) if keep else 0)
-    _forward(u, right, left, skip, rows_u, rows_y, kept)
+    _forward(u, right, left, skip, rows_u, rows_y, kept if keep else None)
     return rows_y, rows_u, kept
 
 
@@ -90,11 +90,9 @@ def _forward(  # noqa: PLR0917
     skip: Tensor | None,
     rows_u: Tensor,
     rows_y: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
 ) -> None:
-    """Write the rows of u and of y, which may be the same memory, and the spectra of u, unless
-    `kept` is empty.
-    """
+    """Write the rows of u and y, which may be the same memory, and the spectra of u to `kept`."""
     u, plan = u.contiguous(), plan_for(u.shape[1], right, left)
     spectrum = _kernel_spectrum(right, left, skip, plan)
     to_rows(u, overlap=rows_u)
@@ -117,7 +115,7 @@ def backward_of_rows(
     )
     spectrum = _kernel_spectrum(right, left, skip, plan_for(dy.shape[1], right, left))
     to_rows(dy, overlap=rows_dy)
-    return _backward(rows_dy, rows_u, du, (right, left), spectrum, rows_u[:0])
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum, None)
 
 
 def backward_rows(  # noqa: PLR0917
@@ -136,7 +134,8 @@ def backward_rows(  # noqa: PLR0917
     rows_dy, rows_u = nvrtc.aligned(rows_dy), nvrtc.aligned(rows_u)
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     spectrum = _kernel_spectrum(right, left, skip, plan_for(length, right, left))
-    return _backward(rows_dy, rows_u, du, (right, left), spectrum, kept)
+    spectra = nvrtc.aligned(kept) if kept.numel() else None
+    return _backward(rows_dy, rows_u, du, (right, left), spectrum, spectra)
 
 
 def _backward(  # noqa: PLR0917
@@ -145,7 +144,7 @@ def _backward(  # noqa: PLR0917
     du: Tensor,
     kernels: tuple[Tensor, Tensor],
     spectrum: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients; the transpose of du overlaps with the gradients of the kernels."""
     length = du.shape[1]
@@ -176,19 +175,19 @@ def _backward(  # noqa: PLR0917
 
 
 def _convolve(
-    name: str, tensors: tuple[Tensor, ...], kept: Tensor, length: int, plan: RowPlan
+    name: str, tensors: tuple[Tensor, ...], kept: Tensor | None, length: int, plan: RowPlan
 ) -> None:
     """Launch `convolve` or `convolve_backward`; the first two tensors are rows."""
-    rows, is_forward, keeps = tensors[0], name == "convolve", kept.numel() > 0
+    rows, is_forward = tensors[0], name == "convolve"
     (batch, channels, stride), groups = rows.shape, _groups(rows, plan)
     blocks, saved = channels * groups, tensors[:0]
     if plan.multi_residue:  # global memory for the points of the teams
         count = blocks if is_forward else 2 * blocks
         saved = (tensors[-1].new_empty(count, plan.teams, plan.residue_size, 2),)
     shared_bytes = plan.forward_bytes if is_forward else plan.backward_bytes
-    _load(plan, name, plan.teams, shared_bytes, rows, keeps)(
+    _load(plan, name, plan.teams, shared_bytes, rows, kept is not None)(
         *(blocks, plan.teams * plan.team_size),
-        *(*tensors, kept if keeps else 0, *residue_tables(plan, rows.device), *saved),
+        *(*tensors, 0 if kept is None else kept, *residue_tables(plan, rows.device), *saved),
         *(batch, length, stride, channels, groups),
     )
 
