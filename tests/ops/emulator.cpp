@@ -186,12 +186,20 @@ static void split_fp16(float x, float y, unsigned& high, unsigned& low) {
 #if STORAGE_BITS == 16 && STORAGE_IS_BF16
 static unsigned short from_fp32(float x) {
   unsigned bits = __float_as_uint(x);
-  return bits + 0x7fff + (bits >> 16 & 1) >> 16;
+  return x != x ? 0x7fff : bits + 0x7fff + (bits >> 16 & 1) >> 16;
 }
 #elif STORAGE_BITS == 16
 static float to_fp32(unsigned short x) { return bits_of<_Float16>(x); }
 static unsigned short from_fp32(float x) { return bits_of<unsigned short>((_Float16)x); }
 #endif
+
+static unsigned narrow_pair(float x, float y) {
+#if STORAGE_BITS == 16
+  return from_fp32(x) | (unsigned)from_fp32(y) << 16;
+#else
+  return bits_of<unsigned short>((_Float16)x) | (unsigned)bits_of<unsigned short>((_Float16)y) << 16;
+#endif
+}
 
 // ------------------------------------------------------------------------- tensor cores
 
@@ -202,11 +210,19 @@ template <int COUNT> void pin_registers(float (&)[COUNT]) {}
 template <int COUNT> void increase_registers() {}
 template <int COUNT> void decrease_registers() {}
 namespace emulator {
+// Number i of an operand.
+static float operand(const void* from, int i) {
+#if STORAGE_BITS == 16 && STORAGE_IS_BF16
+  return __uint_as_float((unsigned)((const unsigned short*)from)[i] << 16);
+#else
+  return ((const _Float16*)from)[i];
+#endif
+}
 // An operand in shared memory: number k along the sum of row or column n.
 static float number(unsigned long long from, int k, int n, bool transposed) {
   int address = (from & 0x3fff) << 4, within = transposed ? k % 8 * 8 + n % 8 : n % 8 * 8 + k % 8;
   address += k / 8 * ((from >> 16 & 0x3fff) << 4) + n / 8 * ((from >> 32 & 0x3fff) << 4);
-  return ((_Float16*)(shared_memory + address))[within];
+  return operand(shared_memory + address, within);
 }
 template <class A>
 void add_product(float* d, int count, A a, unsigned long long b, int keep, bool transposed) {
@@ -229,7 +245,7 @@ void wgmma(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, int 
   memcpy(emulator::operands[threadIdx.x], a, 16);
   auto of_threads = [](int m, int k) {
     int owner = threadIdx.x / 128 * 128 + m / 16 * 32 + m % 8 * 4 + k % 8 / 2;
-    return (float)((_Float16*)&emulator::operands[owner][m / 8 % 2 + k / 8 * 2])[k % 2];
+    return emulator::operand(&emulator::operands[owner][m / 8 % 2 + k / 8 * 2], k % 2);
   };
   emulator::add_product(d, COUNT, of_threads, b, keep, TRANSPOSED);
 }

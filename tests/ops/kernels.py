@@ -74,11 +74,11 @@ class PlainRows:
 
     @staticmethod
     def row_stride(length):
-        return -(-length // 4) * 4
+        return -(-length // 8) * 8
 
     @classmethod
     def to_rows(cls, x):
-        return F.pad(x.mT, (0, -x.shape[1] % 4), value=cls.PADDING).contiguous()
+        return F.pad(x.mT, (0, -x.shape[1] % 8), value=cls.PADDING).contiguous()
 
     @staticmethod
     def from_rows(rows, length, dtype):
@@ -90,9 +90,15 @@ class PlainRows:
         )
 
     @classmethod
-    def forward_rows(cls, u, right, left, skip):
+    def forward_rows(cls, u, right, left, skip, dtype, keep=False):
+        kept = u.new_zeros(cls.spectra_shape(u, right, left) if keep else 0, dtype=dtype)
+        u = u.to(dtype)
         y = plain_torch().forward(u, with_skip(right, skip), left)
-        return cls.to_rows(y), cls.to_rows(u)
+        return cls.to_rows(y), cls.to_rows(u), kept
+
+    @staticmethod
+    def spectra_shape(u, right, left):
+        return u.shape[0], u.shape[2], 256, 2
 
     @classmethod
     def backward_of_rows(cls, dy, rows_u, right, left, skip):
@@ -100,10 +106,11 @@ class PlainRows:
         return plain_torch().backward(dy, u, with_skip(right, skip), left)
 
     @classmethod
-    def backward_rows(cls, rows_dy, rows_u, length, right, left, skip):
+    def backward_rows(cls, rows_dy, rows_u, kept, length, right, left, skip, dtype):
         dy, u = (cls.from_rows(rows, length, rows.dtype) for rows in (rows_dy, rows_u))
         rows_dy.fill_(cls.PADDING)
-        return plain_torch().backward(dy, u, with_skip(right, skip), left)
+        du, *others = plain_torch().backward(dy, u, with_skip(right, skip), left)
+        return du.to(dtype), *others
 
 
 def results(kernels, u, dy, right, left):

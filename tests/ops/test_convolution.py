@@ -47,7 +47,7 @@ def through_rows(monkeypatch):
     module = import_module("dlrnn.ops.convolution")
     monkeypatch.setattr(module, "_has_rows", lambda *_: True)
     monkeypatch.setattr(module, "row_kernels", PlainRows)
-    return lambda *inputs: module.convolve(*inputs, False, True)[0]
+    return lambda *inputs: module.convolve(*inputs, False, True, inputs[0].dtype, False)[0]
 
 
 @pytest.mark.parametrize("sizes", [(2, 7, 3, 7, 4), (1, 1, 1, 1, 1), (2, 8, 2, 5, 0)])
@@ -73,12 +73,50 @@ def test_ops_in_the_channel_major_layout_are_sound(to_rows, monkeypatch):
     monkeypatch.setattr(PlainRows, "PADDING", 0.0)  # a comparison is part of it
     u, right, left = signals(2, 7, 3, 7, 4)
     module = import_module("dlrnn.ops.convolution")
-    torch.library.opcheck(module.convolve.library_op, (u, right, left, None, to_rows, True))
+    torch.library.opcheck(
+        module.convolve.library_op, (u, right, left, None, to_rows, True, u.dtype, False)
+    )
     dy, rows = torch.randn_like(u), PlainRows.to_rows(u.detach())
     kernels = right.detach(), left.detach()
     torch.library.opcheck(module._sequences_backward.library_op, (dy, rows, *kernels, None))
-    arguments = PlainRows.to_rows(dy), rows, *kernels, dy.new_ones(3), 7
+    arguments = PlainRows.to_rows(dy), rows, u.new_empty(0), *kernels, dy.new_ones(3), 7, dy.dtype
     torch.library.opcheck(module._rows_backward.library_op, arguments)
+
+
+@pytest.mark.usefixtures("through_rows")
+def test_ops_that_store_rows_in_16_bits_are_sound(monkeypatch):
+    monkeypatch.setattr(PlainRows, "PADDING", 0.0)
+    module = import_module("dlrnn.ops.convolution")
+    u, right, left = (x.detach().float().requires_grad_() for x in signals(2, 7, 3, 7, 4))
+    for keep in (False, True):
+        arguments = u, right, left, None, True, True, torch.bfloat16, keep
+        torch.library.opcheck(module.convolve.library_op, arguments)
+    rows = PlainRows.to_rows(u.detach().bfloat16())
+    for dtype in (torch.float32, torch.bfloat16):
+        kernels = rows.new_empty(0), right.detach(), left.detach()
+        arguments = rows.clone(), rows, *kernels, None, 7, dtype
+        torch.library.opcheck(module._rows_backward.library_op, arguments)
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_convolve_casts_u_and_its_gradient(has_rows, monkeypatch):
+    module = import_module("dlrnn.ops.convolution")
+    monkeypatch.setattr(module, "_has_rows", lambda *_: has_rows)
+    monkeypatch.setattr(module, "row_kernels", PlainRows)
+    u, right, left = (x.detach().float().requires_grad_() for x in signals(2, 7, 3, 7, 4))
+    y, _, _ = module.convolve(u, right, left, None, has_rows, True, torch.bfloat16, True)
+    half = u.detach().bfloat16().requires_grad_()
+    want = ops.convolution(half, right, left)
+    wanted = torch.autograd.grad(want, (half, right, left), torch.ones_like(want))
+    y = module.as_sequences(y, 7) if has_rows else y
+    have = torch.autograd.grad(y, (u, right, left), torch.ones_like(y), create_graph=True)
+    assert y.dtype == torch.bfloat16
+    assert all(x.dtype == torch.float32 for x in have)
+    assert torch.equal(y, want)
+    for one, other in zip(have, wanted, strict=True):
+        assert torch.equal(one, other.float())
+    (second,) = torch.autograd.grad(have[1].sum(), u)
+    assert second.dtype == torch.float32
 
 
 def test_the_backend_is_part_of_a_compiled_graph(monkeypatch):

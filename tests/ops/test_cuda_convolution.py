@@ -175,12 +175,12 @@ class TestOnAGPU:
     @pytest.mark.parametrize("length", [5001, 10001])
     def test_channel_major_inputs_are_not_changed(self, length):
         kernels, (u, dy, right, left) = made(2, length, 6, length, 9)
-        rows_y, rows_u = kernels.forward_rows(u, right, left, None)
+        rows_y, rows_u, kept = kernels.forward_rows(u, right, left, None, u.dtype)
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
         y, rows_dy = convolution.from_rows(rows_y, length, u.dtype), convolution.to_rows(dy)
         found = [
             [y, *kernels.backward_of_rows(dy, rows_u, right, left, None)],
-            [y, *kernels.backward_rows(rows_dy, rows_u, length, right, left, None)],
+            [y, *kernels.backward_rows(rows_dy, rows_u, kept, length, right, left, None, u.dtype)],
         ]
         assert torch.equal(rows_u[..., :length], u.transpose(1, 2))
         for have in found:

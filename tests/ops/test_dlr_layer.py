@@ -36,23 +36,25 @@ def test_the_launches_compute_the_composition(emulated, sizes):
     for _ in range(3):
         u, parameters, dout = layer(sizes)
         want, gradients = expected(u, parameters, dout, sizes[4], "gelu")
-        out, *kept = layer_op(u, *parameters, sizes[4], "gelu")
+        out, *kept = layer_op(u, *parameters, sizes[4], "gelu", torch.float32, False)
         log_lambda_re, _, W, D, weight, _ = parameters
-        have = layer_backward_op(dout, *kept, log_lambda_re, W, D, weight, "gelu")
+        have = layer_backward_op(dout, *kept, log_lambda_re, W, D, weight, "gelu", torch.float32)
         assert relative_error(out, want) < 1e-6
         for mine, other in zip(have, gradients, strict=True):
             assert relative_error(mine, other) < 2e-6
 
 
-def test_custom_ops_are_sound(emulated):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_custom_ops_are_sound(emulated, dtype):
     u, parameters, dout = layer((2, 152, *SIZES[0][2:]))  # rows have no padding: it is not written
+    options = 150, "gelu", dtype, False
     for x in (u, *parameters):
         x.requires_grad_()
-    torch.library.opcheck(torch.ops.dlrnn.dlr_layer.default, (u, *parameters, 150, "gelu"))
+    torch.library.opcheck(torch.ops.dlrnn.dlr_layer.default, (u, *parameters, *options))
     with torch.no_grad():
-        kept = layer_op(u, *parameters, 150, "gelu")[1:]
+        kept = layer_op(u, *parameters, *options)[1:]
     log_lambda_re, _, W, D, weight, _ = (x.detach() for x in parameters)
-    given = dout, *kept, log_lambda_re, W, D, weight, "gelu"
+    given = dout.to(dtype), *kept, log_lambda_re, W, D, weight, "gelu", torch.float32
     torch.library.opcheck(torch.ops.dlrnn.dlr_layer_backward.default, given)
 
 
@@ -83,6 +85,35 @@ def test_an_eager_layer_equals_the_composition(options):
         for a, b in zip(mine, other, strict=True):
             assert (a is None) == (b is None)
             assert a is None or relative_error(a, b) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [300, 5000])
+def test_autocast_equals_the_composition(half, length):
+    """The same kernels: the same bits, with u in fp32 and in 16 bits; second derivatives exist."""
+    one = DLR(32, 24, glu=True).to(DEVICE)
+    for given in (torch.float32, half):
+        for _ in range(3):
+            x = torch.randn(2, length, 32, device=DEVICE).to(given).requires_grad_()
+            inputs, g = (x, *one.parameters()), torch.randn(2, length, 32, device=DEVICE).to(half)
+            with torch.autocast("cuda", half):
+                have = one(x)
+                with ops.dispatch.recorded():
+                    want = one(x)
+            assert have.dtype == half
+            assert torch.equal(have, want)
+            found = torch.autograd.grad(have, inputs, g, create_graph=True)
+            wanted = torch.autograd.grad(want, inputs, g)
+            for mine, other in zip(found, wanted, strict=True):
+                assert mine.dtype == other.dtype
+                assert relative_error(mine, other) < 2e-2
+            torch.autograd.grad(found[0].float().square().sum(), inputs[1:])
+            with torch.autocast("cuda", half):
+                again = one(x)
+            mine = torch.autograd.grad(again, inputs, g)
+            for a, b in zip(mine, wanted, strict=True):
+                assert relative_error(a, b) < 1e-3
 
 
 @pytest.mark.gpu

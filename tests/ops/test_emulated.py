@@ -45,9 +45,78 @@ def test_convolutions(kernels, size):
     assert_twice_the_error_of_plain_pytorch(kernels, inputs(*size))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_inputs_are_as_accurate_as_their_type(dtype):
-    assert_16_bit_inputs_are_right(convolution, *inputs(2, 300, 3, 200, 9), dtype)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ((2, 300, 3, 200, 9), torch.bfloat16),
+        ((2, 300, 3, 200, 9), torch.float16),
+        ((3, 4095, 2, 4095, 7), torch.bfloat16),
+        ((2, 8191, 2, 8191, 1), torch.bfloat16),
+        ((3, 9001, 1, 20, 7000), torch.bfloat16),
+        ((2, 16383, 1, 16383, 0), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_16_bit_inputs_are_as_accurate_as_their_type(size, dtype):
+    assert_16_bit_inputs_are_right(convolution, *inputs(*size), dtype)
+
+
+def test_16_bit_rows_of_fp32_sequences():
+    """u is rounded once, and du comes in its dtype."""
+    u, dy, right, left = inputs(2, 303, 35, 303, 5)
+    narrow, half = u.bfloat16(), torch.bfloat16
+    rows = [convolution.forward_rows(x, right, left, None, half) for x in (u, narrow)]
+    for one, other in zip(*(each[:2] for each in rows), strict=True):
+        assert one.dtype == half
+        assert torch.equal(one[..., :303], other[..., :303])
+    rows_dy, rows_u = convolution.to_rows(dy.bfloat16()), rows[0][1]
+    given = rows_u, rows_u[:0], 303, right, left, None
+    wide, *_ = convolution.backward_rows(rows_dy.clone(), *given, torch.float32)
+    want, *_ = convolution.backward_rows(rows_dy, *given, half)
+    assert torch.equal(wide, want.float())
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        (5, 300, 5, 300, 120),
+        (5, 4095, 2, 4095, 7),
+        (4, 8191, 1, 8191, 1),
+        (7, 9001, 1, 20, 7000),
+        (5, 16383, 1, 16383, 0),
+    ],
+    ids=str,
+)
+def test_kept_spectra_give_the_gradients(size):
+    """y and du are the same; the gradient of the convolution's kernels has the error of bf16."""
+    u, dy, right, left = inputs(*size)
+    length, half = size[1], torch.bfloat16
+    rows_y, rows_u, kept = convolution.forward_rows(u, right, left, None, half, True)
+    want_y, *_ = convolution.forward_rows(u, right, left, None, half)
+    assert torch.equal(rows_y[..., :length], want_y[..., :length])
+    found = [
+        convolution.backward_rows(
+            convolution.to_rows(dy.bfloat16()), rows_u, spectra, length, right, left, None, half
+        )
+        for spectra in (kept, kept[:0])
+    ]
+    (du, *have), (want, *wanted) = found
+    assert torch.equal(du, want)
+    assert relative_error(torch.cat(have, 1), torch.cat(wanted, 1)) < 2**-9
+
+
+def test_nan_of_16_bits_reaches_its_outputs_only():
+    u, dy, right, left = inputs(2, 301, 3, 301, 0)
+    u[0, 3, 2] = dy[1, 300, 1] = float("nan")
+    u, dy = u.bfloat16(), dy.bfloat16()
+    y = convolution.forward(u, right, left)
+    du, d_right, _ = convolution.backward(dy, u, right, left)
+    assert y[0, 3:, 2].isnan().all()
+    assert du[1, :, 1].isnan().all()
+    assert d_right[1:].isnan().all()
+    assert y[1].isfinite().all()
+    assert du[0].isfinite().all()
+    assert d_right[0].isfinite().all()
 
 
 def test_the_channel_major_layout_gives_the_same(monkeypatch):
@@ -64,7 +133,7 @@ def test_the_channel_major_layout_gives_the_same(monkeypatch):
     for to_rows in (False, True):
 
         def function(*each, to_rows=to_rows):
-            y, _ = module.convolve(*each, to_rows, True)
+            y, _, _ = module.convolve(*each, to_rows, True, torch.float32, False)
             return module.as_sequences(y, 301) if to_rows else y
 
         have = derivatives(function, arguments, dy)

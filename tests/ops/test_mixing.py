@@ -7,6 +7,7 @@ import pytest
 import torch
 from kernels import PlainRows, answers, assert_same_bits, assert_twice_the_error, replayed
 from support import DEVICE, assert_agree, assert_close, refused, relative_error
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from dlrnn import ops
@@ -37,9 +38,11 @@ def gelu_linear(y, weight, bias):
     return F.linear(F.gelu(y), weight, bias)
 
 
-def of_ops(u, right, left, weight, bias, activation):
-    """What `mix` does on a GPU."""
-    y, rows_u = convolution.convolve(u, right, left, None, True, True)
+def of_ops(u, right, left, weight, bias, activation, dtype=None):
+    """What `mix` does on a GPU, also under autocast to `dtype`."""
+    dtype = u.dtype if dtype is None else dtype
+    keep = dtype == torch.bfloat16
+    y, rows_u, _ = convolution.convolve(u, right, left, None, True, True, dtype, keep)
     return mixing.epilogue_op(y, weight, bias, activation, u.shape[1], rows_u.dim() == 3)
 
 
@@ -58,7 +61,7 @@ class PlainEpilogue:
     @staticmethod
     def forward(y, length, weight, bias, activation, *, in_rows):
         y = convolution.as_sequences(y, length)
-        return F.linear(mixing.activated(y, activation), weight, bias)
+        return F.linear(mixing.activated(y, activation), weight.to(y), bias.to(y))
 
     @staticmethod
     def backward(dout, y, weight, activation, *, in_rows):
@@ -114,12 +117,70 @@ def test_third_derivatives(layout):
 def test_custom_ops_are_sound():
     u, right, left, weight, bias = made(2, 6, 2, 3, 5, 2)
     skip = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(convolution.convolve.library_op, (u, right, left, skip, True, True))
+    torch.library.opcheck(
+        convolution.convolve.library_op, (u, right, left, skip, True, True, u.dtype, False)
+    )
     y = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(mixing.epilogue_op.library_op, (y, weight, bias, "gelu", 6, False))
     dout = torch.randn(2, 6, 3, dtype=torch.float64)
     arguments = dout, y.detach(), weight.detach(), "gelu", False
     torch.library.opcheck(mixing.epilogue_backward.library_op, arguments)
+
+
+def test_custom_ops_in_16_bits_are_sound():
+    y = torch.randn(2, 6, 2, dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = torch.randn(3, 2, requires_grad=True), torch.randn(3, requires_grad=True)
+    torch.library.opcheck(mixing.epilogue_op.library_op, (y, weight, bias, "gelu", 6, False))
+    dout = torch.randn(2, 6, 3, dtype=torch.bfloat16)
+    arguments = dout, y.detach(), weight.detach(), "gelu", False
+    torch.library.opcheck(mixing.epilogue_backward.library_op, arguments)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_the_ops_of_a_gpu_under_autocast(half, layout):
+    """Activations and their gradients are stored in 16 bits, gradients of parameters in fp32."""
+    inputs = made(3, 40, 16, 32, 40, 9, torch.float32)
+    dout = torch.randn(3, 40, 32).to(half)
+    out = of_ops(*inputs, "gelu", half)
+    have = [out, *torch.autograd.grad(out, inputs, dout)]
+    assert [x.dtype for x in have] == [half, *[torch.float32] * 5]
+    assert_twice_the_error_of_16_bits(have, inputs, dout, "gelu", half)
+
+
+@pytest.mark.parametrize("length", [100, 500, 20000])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fused", [False, True])
+def test_mix_under_autocast_gives_autocasts_dtype(fused, given, length, monkeypatch):
+    """With and without rows and kernels, as a compiler sees it."""
+    for kernels_of in (kernels, convolution.row_kernels, convolution.long_convolution):
+        monkeypatch.setattr(kernels_of.nvrtc, "available", lambda: True)
+    monkeypatch.setattr(convolution.row_kernels, "shared_memory_bytes", lambda _: 2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(mixing, "prefers_fused", lambda: fused)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda *_: torch.bfloat16)
+    with FakeTensorMode():
+        shapes = (2, length, 32), (32, length), (32, 5), (64, 32), (64,)
+        u, *others = (torch.empty(shape, device="cuda") for shape in shapes)
+        out = ops.mix(u.to(given), *others, glu=True)
+    assert (out.dtype, out.shape) == (torch.bfloat16, (2, length, 32))
+
+
+def assert_twice_the_error_of_16_bits(have, inputs, dout, activation, half):
+    """At most twice the error of plain PyTorch with u, y, weight and out in 16 bits."""
+    plain = in_16_bits(inputs, dout, activation, half)
+    exact = answers(partial(composed, activation=activation), inputs, dout, torch.float64)
+    for mine, other, want in zip(have, plain, exact, strict=True):
+        assert relative_error(mine, want) <= 2 * relative_error(other, want)
+
+
+def in_16_bits(inputs, dout, activation, half):
+    """The composition as autocast computes it, where the convolution gets u in 16 bits."""
+    u, right, left, weight, bias = inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    with ops.use_backend("torch"):
+        narrow = u.to(half), right, left, weight.to(half), bias.to(half)
+        out = composed(*narrow, activation)
+        return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
 
 
 def test_a_kernel_longer_than_the_input_is_refused():
@@ -165,6 +226,85 @@ class TestEmulated:
             assert have.shape == exactly.shape
             assert relative_error(have, exactly) < 4e-7
 
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(
+        ("batch", "length", "channels", "columns", "activation", "in_rows"),
+        [
+            (1, 1, 16, 16, "gelu", True),
+            (2, 129, 48, 48, "gelu", False),
+            (3, 65, 32, 16, "gelu", True),
+            (2, 70, 16, 32, "identity", True),
+            (9, 70, 128, 128, "gelu", True),
+            (5, 65, 80, 32, "gelu", False),
+            (1, 5, 16, 144, "gelu", True),
+            (1, 5, 144, 16, "gelu", False),
+            (2, 77, 144, 272, "gelu", True),
+        ],
+    )
+    def test_16_bit_values(self, batch, length, channels, columns, activation, in_rows, half):
+        y = torch.randn(batch, length, channels).to(half)
+        dout = torch.randn(batch, length, columns).to(half)
+        weight, bias = torch.randn(columns, channels) / channels**0.5, torch.randn(columns)
+
+        def plain(dtype):
+            each = [x.to(dtype).requires_grad_() for x in (y, weight, bias)]
+            out = F.linear(F.gelu(each[0]) if activation == "gelu" else each[0], *each[1:])
+            return out, *torch.autograd.grad(out, each, dout.to(dtype))
+
+        rows = y
+        if in_rows:  # what lies beyond the length is not read
+            rows = torch.full((batch, channels, -(-length // 8) * 8), float("nan"), dtype=half)
+            rows[..., :length] = y.transpose(1, 2)
+        out = kernels.forward(rows, length, weight, bias, activation, in_rows=in_rows)
+        dy, *of_weights = kernels.backward(dout, rows, weight, activation, in_rows=in_rows)
+        dy = dy[..., :length].transpose(1, 2) if in_rows else dy
+        assert out.dtype == dy.dtype == half
+        assert all(x.dtype == torch.float32 for x in of_weights)
+        have = out, dy, *of_weights
+        for mine, other, want in zip(have, plain(half), plain(torch.float64), strict=True):
+            assert relative_error(mine, want) <= 2 * relative_error(other, want)
+        assert relative_error(of_weights[1], dout.double().sum((0, 1))) < 1e-6
+
+    def test_16_bit_nan_reaches_what_depends_on_it(self):
+        y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
+        y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
+        y = y.bfloat16()
+        out = kernels.forward(y, 70, weight, bias, "gelu", in_rows=False)
+        assert out.isnan().all(2)[0].nonzero().flatten().tolist() == [3, 66]
+        assert out.isnan().any(2).sum() == 2
+        y = torch.randn(1, 70, 16).bfloat16()
+        y[0, 3, 5] = float("nan")
+        dout = torch.randn(1, 70, 32).bfloat16()
+        dout[0, 7, 1] = float("nan")
+        weight = torch.randn(32, 16)
+        dy, d_weight, d_bias = kernels.backward(dout, y, weight, "gelu", in_rows=False)
+        assert dy[0, 7].isnan().all()
+        assert dy.isnan().nonzero()[:, 1].unique().tolist() == [3, 7]
+        assert dy[0, 3].isnan().nonzero().flatten().tolist() == [5]
+        assert d_weight[1].isnan().all()
+        assert d_weight[:, 5].isnan().all()
+        assert d_weight.isnan().sum() == 16 + 32 - 1
+        assert d_bias.isnan().nonzero().flatten().tolist() == [1]
+
+    @pytest.mark.parametrize("length", [301, 4500])
+    def test_the_whole_chain_under_autocast(self, length, monkeypatch):
+        monkeypatch.setattr(convolution, "_has_rows", lambda *_: True)
+        monkeypatch.setattr(mixing, "epilogue_kernels", lambda *_: kernels)
+        inputs = made(3, length, 16, 32, length, 9, torch.float32)
+        dout = torch.randn(3, length, 32).bfloat16()
+        out = of_ops(*inputs, "gelu", torch.bfloat16)
+        have = [out, *torch.autograd.grad(out, inputs, dout)]
+        assert [x.dtype for x in have] == [torch.bfloat16, *[torch.float32] * 5]
+        assert_twice_the_error_of_16_bits(have, inputs, dout, "gelu", torch.bfloat16)
+        strided = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x.detach().transpose(0, -1).contiguous(), lambda x: x.transpose(0, -1)
+        )
+        with strided:
+            again = torch.autograd.grad(of_ops(*inputs, "gelu", torch.bfloat16), inputs, dout)
+        assert all(map(torch.equal, again, have[1:]))
+        narrow = [inputs[0].detach().bfloat16().requires_grad_(), *inputs[1:]]
+        assert torch.equal(of_ops(*narrow, "gelu"), out), "u is cast once"
+
     def test_nan_stays_in_its_position(self):
         y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
         y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
@@ -178,11 +318,12 @@ class TestEmulated:
         assert d_bias.isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", range(16, 129, 16))
 @pytest.mark.parametrize("columns", range(16, 129, 16))
-def test_plans_fit_in_shared_memory(channels, columns):
+def test_plans_fit_in_shared_memory(channels, columns, dtype):
     for in_rows in (False, True):
-        part = kernels.Part(channels, columns, channels, columns, in_rows, True, False)
+        part = kernels.Part(channels, columns, channels, columns, in_rows, True, False, dtype)
         for plan in (kernels.forward_plan(part), kernels.backward_plan(part)):
             teams = part.tiles_at_a_time if plan.gradients else plan.groups * 64 // plan.positions
             assert plan.bytes <= kernels.SHARED_BYTES
@@ -220,6 +361,62 @@ class TestOnAGPU:
             exact = answers(plain, inputs, dout, torch.float64)
             assert_twice_the_error(fast, answers(plain, inputs, dout), exact)
         assert_same_bits(fast, answers(mix, inputs, dout))
+
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("from_half", [False, True])
+    @pytest.mark.parametrize(
+        ("size", "activation"),
+        [
+            ((3, 1, 32, 32, 1, 1), "gelu"),
+            ((2, 100, 48, 48, 100, 0), "gelu"),
+            ((5, 500, 16, 32, 500, 100), "identity"),
+            ((9, 1025, 80, 112, 1025, 0), "gelu"),
+            ((16, 4096, 128, 128, 4096, 0), "gelu"),
+            ((3, 4097, 96, 64, 4097, 0), "identity"),
+            ((2, 8192, 128, 256, 8192, 0), "gelu"),
+            ((7, 16384, 128, 128, 8192, 8192), "gelu"),
+            ((2, 16384, 144, 272, 16384, 0), "gelu"),
+            ((2, 20000, 128, 128, 20000, 20000), "gelu"),
+            ((1, 300, 136, 136, 300, 0), "gelu"),
+        ],
+        ids=str,
+    )
+    def test_twice_the_error_of_autocast(self, size, activation, from_half, half):
+        u, *others = made(*size, dtype=torch.float32, device=DEVICE)
+        u = u.detach().to(half) if from_half else u.detach()
+        inputs = [u.requires_grad_(), *others]
+        dout = torch.randn(*size[:2], size[3], device=DEVICE).to(half)
+        with torch.autocast("cuda", half):
+            out = ops.mix(*inputs, activation=activation)
+        have = [out.detach(), *torch.autograd.grad(out, inputs, dout)]
+        assert [x.dtype for x in have] == [half, *[x.dtype for x in inputs]]
+        assert_twice_the_error_of_16_bits(have, inputs, dout, activation, half)
+        with torch.autocast("cuda", half):
+            again = ops.mix(*inputs, activation=activation)
+        for one, other in zip(
+            have, [again, *torch.autograd.grad(again, inputs, dout)], strict=True
+        ):
+            assert torch.equal(one, other), "not deterministic"
+
+    def test_autocast_runs_the_kernels(self):
+        inputs = made(2, 500, 32, 32, 500, 0, dtype=torch.float32, device=DEVICE)
+        with ops.use_backend("fused"), torch.autocast("cuda", torch.bfloat16):
+            out = ops.mix(*inputs)
+            narrow = ops.mix(inputs[0].bfloat16(), *inputs[1:])
+            assert torch.equal(out, narrow), "u is cast once"
+            compiled = torch.compile(ops.mix, fullgraph=True)(*inputs)
+        assert torch.equal(out, compiled)
+
+    def test_autocast_stores_16_bits(self):
+        inputs = made(4, 4096, 128, 128, 4096, 0, dtype=torch.float32, device=DEVICE)
+        size = inputs[0].numel() * 2
+        with torch.autocast("cuda", torch.bfloat16):
+            ops.mix(*inputs).sum().backward()
+            before = torch.cuda.memory_allocated()
+            out = ops.mix(*inputs)
+        # out, rows of u and of y, spectra
+        assert torch.cuda.memory_allocated() - before < 5.1 * size
+        del out
 
     def test_glu_equals_the_composition(self):
         inputs = made(2, 500, 128, 256, 500, 0, dtype=torch.float32, device=DEVICE)

@@ -25,10 +25,17 @@ def convolve(length, right, left, dtype=torch.float32):
     kernels.backward(u, u, *both)
 
 
-def mix(channels, columns, activation, in_rows):
+def keep_spectra(length, right, left):
+    u, both = torch.zeros(1, length, 2), (torch.zeros(2, right), torch.zeros(2, left))
+    rows_y, *kept = convolution.forward_rows(u, *both, None, torch.bfloat16, True)
+    convolution.backward_rows(rows_y, *kept, length, *both, None, torch.float32)
+
+
+def mix(channels, columns, activation, in_rows, dtype=torch.float32):
     """The output stage, forward and backward."""
     shape = (1, channels, 128) if in_rows else (1, 128, channels)
-    y, weight, bias = torch.zeros(shape), torch.zeros(columns, channels), torch.zeros(columns)
+    y, weight = torch.zeros(shape, dtype=dtype), torch.zeros(columns, channels)
+    bias = torch.zeros(columns)
     out = output_stage.forward(y, 128, weight, bias, activation, in_rows=in_rows)
     output_stage.backward(out, y, weight, activation, in_rows=in_rows)
 
@@ -46,13 +53,13 @@ def multiply_channels(length):
     channel_vandermonde.gradients(torch.zeros(1, 4, length), W, log_lambda)
 
 
-def run_layer(both):
+def run_layer(both, dtype):
     """The whole DLR layer as one op."""
     parameters = [torch.zeros(8), torch.zeros(8), torch.zeros(32 if both else 16, 8, 2)]
     parameters += [torch.zeros(16), torch.zeros(16, 16), torch.zeros(16)]
-    out, *kept = layer_op(torch.zeros(1, 200, 16), *parameters, 100, "gelu")
+    out, *kept = layer_op(torch.zeros(1, 200, 16), *parameters, 100, "gelu", dtype, False)
     re, _, W, D, weight, _ = parameters
-    layer_backward_op(out, *kept, re, W, D, weight, "gelu")
+    layer_backward_op(out, *kept, re, W, D, weight, "gelu", torch.float32)
 
 
 @pytest.fixture
@@ -87,6 +94,10 @@ def compiled(monkeypatch):
         (convolve, (8192, 8192, 0)),
         (convolve, (16384, 8192, 8192)),
         (convolve, (16384, 16384, 0)),
+        (convolve, (8192, 8192, 0, torch.float16)),
+        (convolve, (16384, 16384, 0, torch.bfloat16)),
+        (keep_spectra, (8192, 8192, 0)),
+        (keep_spectra, (16384, 8192, 8192)),
         (mix, (128, 128, "gelu", True)),
         (mix, (32, 32, "gelu", False)),
         (mix, (144, 144, "identity", True)),
@@ -95,9 +106,13 @@ def compiled(monkeypatch):
         (convolve, (65536, 32768, 32768, torch.float16)),
         (convolve, (2**18, 2**18, 0)),
         (convolve, (2**20, 2**20, 0)),
+        (mix, (128, 128, "gelu", True, torch.bfloat16)),
+        (mix, (32, 48, "gelu", False, torch.bfloat16)),
+        (mix, (64, 128, "identity", True, torch.float16)),
         (multiply, (4096,)),
         (multiply_channels, (4096,)),
-        (run_layer, (True,)),
+        (run_layer, (True, torch.float32)),
+        (run_layer, (False, torch.bfloat16)),
     ],
 )
 def test_kernels_compile(compiled, run, arguments):

@@ -8,7 +8,7 @@ to transform. Channels are done a few at a time: temporaries stay in the cache o
 memory stays of the order of u. Spectra are computed again in backward instead of stored.
 Sums are formed in fp32 (or fp64), also for bf16 and fp16 inputs.
 
-On a GPU up to 16384 positions of fp32 are convolved in rows [B, H, L] (ops/cuda/convolution.py),
+On a GPU up to 16384 positions are convolved in rows [B, H, L] (ops/cuda/convolution.py),
 and u's rows are kept for backward, also for second derivatives: to call backward again after a
 double backward, pass `retain_graph=True` to the double backward.
 """
@@ -56,8 +56,8 @@ def convolution(
         uses_fused("convolution", u)  # raises if the fused kernels were requested
         return _direct(u, with_skip(right, skip))
     y: Tensor
-    if u.is_cuda and u.dtype == right.dtype and _needs_gradient(u, right, left):
-        y, _ = convolve(u, right, left, skip, False, prefers_fused())
+    if u.is_cuda and needs_gradient(u, right, left):
+        y, _, _ = convolve(u, right, left, skip, False, prefers_fused(), u.dtype, False)
     else:
         y = convolution_op(u, right, left, skip)
     return y
@@ -77,7 +77,8 @@ def with_skip(right: Tensor, skip: Tensor | None) -> Tensor:
     return right + F.pad(skip[:, None], (0, right.shape[1] - 1))
 
 
-def _needs_gradient(*tensors: Tensor) -> bool:
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether autograd records what is computed from any of the tensors."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
@@ -248,28 +249,47 @@ _backward_op.register_autograd(_second_gradients, saves=4)
 
 @op("dlrnn::convolve", replays=True)
 def convolve(  # noqa: PLR0917
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
-) -> tuple[Tensor, Tensor]:
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    to_rows: bool,
+    wanted: bool,
+    dtype: torch.dtype,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y with `skip u`, and the rows of u for backward; y is in rows, too, if `to_rows`.
 
-    Where there are no kernels for rows, or they are not `wanted`, y is [B, L, H] and the rows are
+    u becomes `dtype`, and y and the rows are stored in it. With `keep` (y in rows and bf16) the
+    last result are the spectra of u, also in bf16, which spare backward a third of its transforms.
+    Where there are no kernels for rows, or they are not `wanted`, y is [B, L, H] and the others are
     empty.
     """
     if not _has_rows(u, right, left, wanted):
-        return convolution_op(u, right, left, skip), u.new_empty(0)
+        return convolution_op(u.to(dtype), right, left, skip), u.new_empty(0), u.new_empty(0)
     uses_fused("convolution", u, lambda: True)
-    y, rows_u = row_kernels.forward_rows(u, right, left, skip)
-    return y if to_rows else row_kernels.from_rows(y, u.shape[1], u.dtype), rows_u
+    y, rows_u, kept = row_kernels.forward_rows(u, right, left, skip, dtype, keep)
+    return y if to_rows else row_kernels.from_rows(y, u.shape[1], dtype), rows_u, kept
 
 
 @convolve.register_fake
 def _(  # noqa: PLR0917
-    u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, to_rows: bool, wanted: bool
-) -> tuple[Tensor, Tensor]:
+    u: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    to_rows: bool,
+    wanted: bool,
+    dtype: torch.dtype,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = u.new_empty(u.shape, dtype=dtype)
     if not _has_rows(u, right, left, wanted):
-        return u.new_empty(u.shape), u.new_empty(0)
-    rows = right.new_empty(u.shape[0], u.shape[2], row_kernels.row_stride(u.shape[1]))
-    return torch.empty_like(rows) if to_rows else u.new_empty(u.shape), rows
+        return y, u.new_empty(0), u.new_empty(0)
+    stride = row_kernels.row_stride(u.shape[1])
+    rows = u.new_empty(u.shape[0], u.shape[2], stride, dtype=dtype)
+    kept = rows.new_empty(row_kernels.spectra_shape(u, right, left) if keep else 0)
+    return torch.empty_like(rows) if to_rows else y, rows, kept
 
 
 @op("dlrnn::convolve_backward", replays=True)
@@ -292,11 +312,18 @@ def _(
 
 @op("dlrnn::convolve_rows_backward", ("rows_dy",), replays=True)
 def _rows_backward(  # noqa: PLR0917
-    rows_dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None, length: int
+    rows_dy: Tensor,
+    rows_u: Tensor,
+    kept: Tensor,
+    right: Tensor,
+    left: Tensor,
+    skip: Tensor | None,
+    length: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for dy in rows, which is overwritten; du is [B, L, H]."""
+    """The gradients for dy in rows, which is overwritten; du is [B, L, H] in `dtype`."""
     gradients: tuple[Tensor, Tensor, Tensor] = row_kernels.backward_rows(
-        rows_dy, rows_u, length, right, left, skip
+        rows_dy, rows_u, kept, length, right, left, skip, dtype
     )
     return gradients
 
@@ -305,44 +332,51 @@ def _rows_backward(  # noqa: PLR0917
 def _(  # noqa: PLR0917
     rows_dy: Tensor,
     rows_u: Tensor,
+    kept: Tensor,
     right: Tensor,
     left: Tensor,
     skip: Tensor | None,
     length: int | torch.SymInt,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1])
+    du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 
 
-def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    (u, right, left, skip, ctx.to_rows, _), (_, rows_u) = inputs, output
-    ctx.has_rows, ctx.length = rows_u.dim() == 3, u.shape[1]
-    ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left, skip)
+def _setup_convolve(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    (u, right, left, skip, ctx.to_rows, *_), (_, rows_u, kept) = inputs, output
+    ctx.has_rows, ctx.length, ctx.dtype = rows_u.dim() == 3, u.shape[1], u.dtype
+    ctx.save_for_backward(rows_u if ctx.has_rows else u, right, left, skip, kept)
     ctx.set_materialize_grads(False)
-    if not ctx.has_rows:
-        ctx.mark_non_differentiable(rows_u)
+    ctx.mark_non_differentiable(*((kept,) if ctx.has_rows else (rows_u, kept)))
 
 
 def _convolve_gradients(
-    ctx: Any, dy: Tensor | None, d_rows: Tensor | None
+    ctx: Any, dy: Tensor | None, d_rows: Tensor | None, _: None
 ) -> tuple[Tensor | None, ...]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
-    source, right, left, skip = ctx.saved_tensors
-    du: Tensor | None = None if d_rows is None else as_sequences(d_rows, ctx.length)
+    source, right, left, skip, kept = ctx.saved_tensors
+    du: Tensor | None = None
+    if d_rows is not None:
+        du = as_sequences(d_rows, ctx.length).to(ctx.dtype)
     if dy is None:
-        return du, None, None, None, None, None
+        return du, None, None, None, None, None, None, None
     if not ctx.has_rows:
-        more, d_right, d_left = _backward_op(dy, source, with_skip(right, skip), left, True)
+        u = source.to(dy.dtype)
+        more, d_right, d_left = _backward_op(dy, u, with_skip(right, skip), left, True)
     elif torch.is_grad_enabled():  # for second derivatives, which `_backward_op` has
         dy = as_sequences(dy, ctx.length) if ctx.to_rows else dy
         u = as_sequences(source, ctx.length)
         more, d_right, d_left = _backward_op(dy, u, with_skip(right, skip), left, True)
     elif ctx.to_rows:
-        more, d_right, d_left = _rows_backward(dy, source, right, left, skip, ctx.length)
+        more, d_right, d_left = _rows_backward(
+            dy, source, kept, right, left, skip, ctx.length, ctx.dtype
+        )
     else:
         more, d_right, d_left = _sequences_backward(dy, source, right, left, skip)
     d_skip = None if skip is None else d_right[:, 0]
-    return more if du is None else du + more, d_right, d_left, d_skip, None, None
+    more = more.to(ctx.dtype)
+    return more if du is None else du + more, d_right, d_left, d_skip, None, None, None, None
 
 
 convolve.register_autograd(_convolve_gradients, setup_context=_setup_convolve)

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlrnn.ops.convolution import DIRECT, as_sequences
+from dlrnn.ops.convolution import DIRECT, as_sequences, needs_gradient
 from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import nvrtc, output_stage
 from dlrnn.ops.cuda import vandermonde as kernels
 from dlrnn.ops.cuda.negacyclic_fft import SHORTEST
-from dlrnn.ops.dispatch import is_plain, op, prefers_fused, records_choices
-from dlrnn.ops.mixing import FUSED_ACTIVATIONS, FUSED_CHANNELS, FUSED_COLUMNS, mix
+from dlrnn.ops.dispatch import is_plain, op, prefers_fused, records_choices, runs_eagerly
+from dlrnn.ops.mixing import FUSED_ACTIVATIONS, FUSED_CHANNELS, FUSED_COLUMNS, mix, stored_dtype
 from dlrnn.ops.vandermonde import vandermonde
 
 LEAST, MOST = 2**SHORTEST // 2 + 1, 2**row_kernels.LONGEST  # positions
@@ -44,7 +44,7 @@ def takes_dlr_layer(
     u: Tensor, parameters: tuple[Tensor | None, ...], entries: int, activation: str
 ) -> bool:
     """Whether `dlr_layer` takes these tensors, with the gradients of all parameters or of none."""
-    if not (u.is_cuda and is_plain(u) and u.dtype == torch.float32):
+    if not (u.is_cuda and is_plain(u) and u.dtype in (torch.float32, stored_dtype(u))):
         return False
     given = [x for x in parameters if x is not None and is_plain(x)]
     if len(given) < len(parameters):
@@ -57,7 +57,6 @@ def takes_dlr_layer(
         and weight.shape[0] in FUSED_COLUMNS
         and weight.shape[1] in FUSED_CHANNELS
         and (len(gradients) == 1 or not torch.is_grad_enabled())
-        and not torch.is_autocast_enabled("cuda")
         and not records_choices()
         and prefers_fused()
         and u.numel() > 0
@@ -70,7 +69,10 @@ def dlr_layer(
     u: Float[Tensor, "B L H"], parameters: Parameters, entries: int, activation: str
 ) -> Float[Tensor, "B L O"]:
     """`composition` for tensors that `takes_dlr_layer` accepts."""
-    out: Tensor = layer_op(u, *parameters, entries, activation)[0]
+    dtype = stored_dtype(u)
+    # A compiled graph with spectra, whose size depends on the plan, would serve one length.
+    keep = dtype == torch.bfloat16 and runs_eagerly(u) and needs_gradient(u, parameters[2])
+    out: Tensor = layer_op(u, *parameters, entries, activation, dtype, keep)[0]
     return out
 
 
@@ -88,8 +90,12 @@ def layer_op(  # noqa: PLR0917
     bias: Tensor,
     entries: int,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output; for backward u and the convolution's result in rows, kernel and log lambda."""
+    dtype: torch.dtype,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output in `dtype`; for backward u in rows, with `keep` its spectra, the convolution's
+    result in rows, the kernel and log lambda.
+    """
     states = log_lambda_re.shape[0]
     log_lambda = u.new_empty(states, 2, dtype=torch.float64)
     _kernel("log_lambda", u.device)(
@@ -98,15 +104,18 @@ def layer_op(  # noqa: PLR0917
     )
     kernel = kernels.vandermonde(W, log_lambda, entries)
     right, left = _directions(kernel, D)
-    y, rows_u = row_kernels.forward_rows(u, right, _or_empty(left, right), D)
+    y, rows_u, spectra = row_kernels.forward_rows(
+        *(u, right, _or_empty(left, right), D, dtype, keep)
+    )
     out = output_stage.forward(y, u.shape[1], weight, bias, activation, in_rows=True)
-    return out, rows_u, y, kernel, log_lambda
+    return out, rows_u, spectra, y, kernel, log_lambda
 
 
 @op("dlrnn::dlr_layer_backward", replays=True)
 def layer_backward_op(  # noqa: PLR0917
     dout: Tensor,
     rows_u: Tensor,
+    spectra: Tensor,
     y: Tensor,
     kernel: Tensor,
     log_lambda: Tensor,
@@ -115,14 +124,15 @@ def layer_backward_op(  # noqa: PLR0917
     D: Tensor,
     weight: Tensor,
     activation: str,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of u, both parts of log lambda, W, D, weight and bias."""
+    """The gradients of u (in `dtype`), both parts of log lambda, W, D, weight and bias."""
     dy, d_weight, d_bias = output_stage.backward(dout, y, weight, activation, in_rows=True)
     right, left = _directions(kernel, D)
     d_kernel = torch.empty_like(kernel)
     d_right, d_left = _directions(d_kernel, D)
     du, _, _ = row_kernels.backward_rows(
-        *(dy, rows_u, dout.shape[1], right, _or_empty(left, right), D),
+        *(dy, rows_u, spectra, dout.shape[1], right, _or_empty(left, right), D, dtype),
         gradients=(d_right, _or_empty(d_left, right)),
     )
     dW, d_log_lambda = kernels.gradients(d_kernel, W, log_lambda)
@@ -147,24 +157,24 @@ def _(  # noqa: PLR0917
     bias: Tensor,
     entries: int | torch.SymInt,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dtype: torch.dtype,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length, channels = u.shape
-    rows = u.new_empty(batch, channels, row_kernels.row_stride(length))
-    log_lambda = u.new_empty(log_lambda_re.shape[0], 2, dtype=torch.float64)
+    rows = u.new_empty(batch, channels, row_kernels.row_stride(length), dtype=dtype)
     kernel = W.new_empty(W.shape[0], entries)
-    return (
-        u.new_empty(batch, length, bias.shape[0]),
-        rows,
-        torch.empty_like(rows),
-        kernel,
-        log_lambda,
-    )
+    right, left = _directions(kernel, D)
+    shape = row_kernels.spectra_shape(u, right, _or_empty(left, right)) if keep else 0
+    log_lambda = u.new_empty(log_lambda_re.shape[0], 2, dtype=torch.float64)
+    out = rows.new_empty(batch, length, bias.shape[0])
+    return out, rows, rows.new_empty(shape), torch.empty_like(rows), kernel, log_lambda
 
 
 @layer_backward_op.register_fake
 def _(  # noqa: PLR0917
     dout: Tensor,
     rows_u: Tensor,
+    spectra: Tensor,
     y: Tensor,
     kernel: Tensor,
     log_lambda: Tensor,
@@ -173,8 +183,9 @@ def _(  # noqa: PLR0917
     D: Tensor,
     weight: Tensor,
     activation: str,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    du = dout.new_empty(dout.shape[0], dout.shape[1], D.shape[0])
+    du = dout.new_empty(dout.shape[0], dout.shape[1], D.shape[0], dtype=dtype)
     like = log_lambda_re, log_lambda_re, W, D, weight, weight[:, 0]
     d_re, d_im, dW, d_D, d_weight, d_bias = (x.new_empty(x.shape) for x in like)
     return du, d_re, d_im, dW, d_D, d_weight, d_bias
@@ -185,8 +196,8 @@ def _(  # noqa: PLR0917
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """The rows of u are a differentiable output: second derivatives need it."""
-    (u, *parameters, entries, activation), (_, rows_u, *kept) = inputs, output
-    ctx.length, ctx.options = u.shape[1], (entries, activation)
+    (u, *parameters, entries, activation, ctx.stored, _), (_, rows_u, *kept) = inputs, output
+    ctx.length, ctx.dtype, ctx.options = u.shape[1], u.dtype, (entries, activation)
     ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(rows_u, *kept, *parameters)
@@ -196,25 +207,26 @@ def _gradients(
     ctx: Any, dout: Tensor | None, d_rows: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     """`d_rows` comes from second derivatives only: the rows are u's."""
-    rows_u, y, kernel, log_lambda, *parameters = ctx.saved_tensors
-    du = None if d_rows is None else as_sequences(d_rows, ctx.length)
+    rows_u, spectra, y, kernel, log_lambda, *parameters = ctx.saved_tensors
+    du = None if d_rows is None else as_sequences(d_rows, ctx.length).to(ctx.dtype)
     if dout is None:
-        return du, *[None] * (len(parameters) + 2)
+        return du, *[None] * (len(parameters) + 4)
     more: Tensor | None
     gradients: tuple[Tensor | None, ...]
     if torch.is_grad_enabled():
-        inputs = as_sequences(rows_u, ctx.length), *parameters
-        out = composition(inputs[0], inputs[1:], *ctx.options)
+        inputs = as_sequences(rows_u, ctx.length).to(ctx.dtype), *parameters
+        with torch.autocast("cuda", ctx.stored, enabled=ctx.stored != torch.float32):
+            out = composition(inputs[0], inputs[1:], *ctx.options)
         needed = [x for x in inputs if x.requires_grad]
         found = iter(torch.autograd.grad(out, needed, dout, create_graph=True))
         more, *gradients = (next(found) if x.requires_grad else None for x in inputs)  # type: ignore[assignment]
     else:
         log_lambda_re, _im, W, D, weight, _bias = parameters
-        kept = rows_u, y, kernel, log_lambda
+        kept, activation = (rows_u, spectra, y, kernel, log_lambda), ctx.options[1]
         more, *gradients = layer_backward_op(
-            dout, *kept, log_lambda_re, W, D, weight, ctx.options[1]
+            *(dout, *kept, log_lambda_re, W, D, weight, activation, ctx.dtype)
         )
-    return more if du is None or more is None else du + more, *gradients, None, None
+    return more if du is None or more is None else du + more, *gradients, *[None] * 4
 
 
 layer_op.register_autograd(_gradients, setup_context=_setup)

@@ -11,7 +11,7 @@
 // A block has a channel, and processes the sequences of a group one after the other. With one residue (rows of up to
 // 4096 entries) each team transforms a whole row (ONE_TEAM_PER_ROW). With two, each of two teams transforms one of
 // them, and they exchange their contributions to the row. Meanwhile a bulk copy loads the next row into a stage. For
-// more residues see convolution_multi_residue.cu.
+// more residues see convolution_multi_residue.cu. Rows are stored in fp32, bf16 or fp16 (Storage); all else is fp32.
 
 extern __shared__ __align__(16) float4 shared[];
 
@@ -30,7 +30,7 @@ constexpr int SPLIT_BARRIERS = 2;
 template <int BUFFERS, int SPECTRA>
 struct Task {
   float2* work;
-  float* stages;
+  Storage* stages;
   float4 *shared_tables, *kernel_spectra;
   Tables tables;
   Mbarrier* barriers;  // mbarriers of rows: of each team, of both; of spectra: of each team; split barriers
@@ -40,7 +40,7 @@ struct Task {
       : t(team_rank()), h(blockIdx.x % H), group(blockIdx.x / H), parity(0) {
     float2* works = reinterpret_cast<float2*>(shared);
     work = works + team() * BUFFERS * PADDED;
-    stages = reinterpret_cast<float*>(works + TEAMS * BUFFERS * PADDED);
+    stages = reinterpret_cast<Storage*>(works + TEAMS * BUFFERS * PADDED);
     kernel_spectra = reinterpret_cast<float4*>(stages + STAGES * SEGMENTS * M);
     shared_tables = kernel_spectra + SPECTRA * (M / 2);
     int tables_size = POSITION_TABLE + RESIDUES * RESIDUE_TABLE + (SPECTRA ? (1 + RESIDUES) * THREAD_TABLE : 0);
@@ -58,7 +58,7 @@ struct Task {
   __device__ unsigned* finished_readers() {
     return reinterpret_cast<unsigned*>(barriers + (2 + SPLIT_BARRIERS) * TEAMS + 1);
   }
-  __device__ float* stage() {
+  __device__ Storage* stage() {
     return stages + (ONE_TEAM_PER_ROW ? team() * SEGMENTS * M : 0);
   }
   __device__ Mbarrier* row_loaded() {
@@ -78,15 +78,16 @@ struct Task {
   }
 
   // Starts the copy of a row into the stage, when the team has read the stage; of two teams the last one starts it.
-  __device__ void fetch(const float* row, int stride) {
+  __device__ void fetch(const Storage* row, int stride) {
     if (t) return;
     if (!ONE_TEAM_PER_ROW) {
       __threadfence_block();
       if (atomicAdd(finished_readers(), 1u) % 2 == 0) return;
       __threadfence_block();
     }
-    mbarrier_expect_bytes(row_loaded(), 4 * stride);
-    copy_to_shared(stage(), row, 4 * stride, row_loaded());
+    int bytes = sizeof(Storage) * stride;
+    mbarrier_expect_bytes(row_loaded(), bytes);
+    copy_to_shared(stage(), row, bytes, row_loaded());
   }
   __device__ void wait() {
     mbarrier_wait(row_loaded(), parity);
@@ -94,7 +95,7 @@ struct Task {
   }
 
   // Loads tables and spectra into shared memory, and the first row.
-  __device__ void start(const float4* all_tables, const float* u, const float4* spectrum, const Sizes& sizes) {
+  __device__ void start(const float4* all_tables, const Storage* u, const float4* spectrum, const Sizes& sizes) {
     int b = first_row(sizes);
     if (b < sizes.B) fetch(u + row(b, sizes), sizes.stride);
     if (SPECTRA && t == 0 && team() < RESIDUES) {
@@ -114,12 +115,12 @@ struct Task {
 // Pass 1, from the stage into `work`; it writes when ready() has returned.
 template <class T, class Ready>
 __device__ inline void read_row(T& task, float2* work, const Sizes& sizes, Ready ready) {
-  const float* stage = task.stage() + task.t;
+  const Storage* stage = task.stage() + task.t;
   int remaining = sizes.L - task.t;
   float2 v[16];
   task.wait();
-  auto entry = [&](int k, int r) { return stage[entry_index(k, r)]; };
-  auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? stage[entry_index(k, r)] : 0.f; };
+  auto entry = [&](int k, int r) { return to_fp32(stage[entry_index(k, r)]); };
+  auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? entry(k, r) : 0.f; };
   if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, task.tables, entry);
   else fold_segments<0, SEGMENTS>(v, task.tables, checked);
   finish_pass1(v, task.tables);
@@ -129,7 +130,7 @@ __device__ inline void read_row(T& task, float2* work, const Sizes& sizes, Ready
 
 // Writes segments of a row: this residue's contributions plus the other team's, which are at `others`.
 template <int RESIDUE, bool CHECKED>
-__device__ inline void write_segments(float* y, const float2 (&v)[16], const float2* others, int remaining) {
+__device__ inline void write_segments(Storage* y, const float2 (&v)[16], const float2* others, int remaining) {
   constexpr int COUNT = ONE_TEAM_PER_ROW ? SEGMENTS : SEGMENTS / 2, FIRST = RESIDUE * COUNT;
 #pragma unroll
   for (int i = 0; i < 16 * COUNT; ++i) {
@@ -140,12 +141,12 @@ __device__ inline void write_segments(float* y, const float2 (&v)[16], const flo
       value += i % 2 ? two.y : two.x;
     }
     if (CHECKED && !is_inside(k, r, remaining)) continue;
-    y[entry_index(k, r)] = value;
+    y[entry_index(k, r)] = from_fp32(value);
   }
 }
 
 template <int BUFFERS, int RESIDUE>
-__device__ inline void finish_row(float* y, const float2 (&v)[16], float2* work, int t, int L,
+__device__ inline void finish_row(Storage* y, const float2 (&v)[16], float2* work, int t, int L,
                                   int parity, bool has_next) {
   constexpr int OTHERS_FIRST = (1 - RESIDUE) * (SEGMENTS / 2);
   float2* at = work + padded(t);  // only this thread has read these points
@@ -168,7 +169,7 @@ __device__ inline void finish_row(float* y, const float2 (&v)[16], float2* work,
 // The inverse of pass 1, and the row's entries. Two teams write half of the segments each; `parity` is that of the row.
 // The team signals that it has read the other's contributions if `has_next` rows need their place.
 template <int BUFFERS, class T>
-__device__ inline void write_row(float* y, T& task, float2* work, Seeds thread_seeds, float2 twist,
+__device__ inline void write_row(Storage* y, T& task, float2* work, Seeds thread_seeds, float2 twist,
                                  const Sizes& sizes, int parity, bool has_next) {
   float2 v[16];
   int t = task.t, L = sizes.L;
@@ -179,10 +180,10 @@ __device__ inline void write_row(float* y, T& task, float2* work, Seeds thread_s
 
 // ------------------------------------------------------------------------- kernels
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. Each team has two buffers for points, so that
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. Each team has two buffers for points, so that
 // pass 1 of the next row precedes the inverse of pass 1 of this row, and threads seldom wait at a barrier.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(const float* u, float* y, const float4* spectrum, const float4* all_tables,
+    convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, int B, int L, int stride, int H, int groups) {
   Task<2, 0> task(H);
   Sizes sizes = {B, L, stride, H, groups};
@@ -210,6 +211,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     read_done.wait();
     if (next < sizes.B) task.fetch(u + task.row(next, sizes), sizes.stride);
     to_spectrum(work, v, tables, t, [&] { return residue_seeds; }, [&] {});
+#if KEPT
+    keep_spectrum(kept + kept_at((long long)b * H + task.h, residue, t), v);
+#endif
 #pragma unroll
     for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
     from_spectrum(work, product, tables, t);
@@ -228,14 +232,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // du = the correlation of dy with the kernels. For each group of sequences also the spectrum of its part of the
 // kernels' gradient: partial [groups, H, RESIDUES, 8, M / 16, 2] = sum conj(U) DY. du may be dy. The stage
-// alternates between u and dy.
+// alternates between u and dy; with KEPT the spectra U are read instead of u.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve_backward(const float* dy, const float* u, float* du, const float4* spectrum,
-                      float4* partial, const float4* all_tables, const float2* twists, int B, int L,
-                      int stride, int H, int groups) {
+    convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
+                      float4* partial, const uint4* kept, const float4* all_tables, const float2* twists,
+                      int B, int L, int stride, int H, int groups) {
   Task<1, RESIDUES> task(H);
   Sizes sizes = {B, L, stride, H, groups};
-  task.start(all_tables, u, spectrum, sizes);
+  task.start(all_tables, KEPT ? dy : u, spectrum, sizes);
   const Tables& tables = task.tables;
   int residue = task.residue(), t = task.t;
   float2 twist = twists[residue * TEAM_SIZE + t], sum[16] = {};
@@ -245,16 +249,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int b = first; b < sizes.B;) {
     int next = task.next_row(b, sizes);
     bool has_next = next < sizes.B;
-    float2 U[16], v[16], product[16];
-    read_row(task, task.work, sizes, [&] {
+    float2 v[16], product[16];
+    auto others_have_read = [&] {
       if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team(), THREADS);
-    });
+    };
+#if KEPT
+    KeptSpectrum U;
+    U.load(kept + kept_at((long long)b * H + task.h, residue, t));
+    read_row(task, task.work, sizes, others_have_read);
+    team_sync();
+    if (has_next) task.fetch(dy + task.row(next, sizes), sizes.stride);
+#else
+    float2 U[16];
+    read_row(task, task.work, sizes, others_have_read);
     team_sync();
     task.fetch(dy + task.row(b, sizes), sizes.stride);
     to_spectrum(task.work, U, tables, t, residue_seeds, [&] { read_done.arrive(); });
     read_row(task, task.work, sizes, [&] { read_done.wait(); });
     team_sync();
     if (has_next) task.fetch(u + task.row(next, sizes), sizes.stride);
+#endif
     to_spectrum(task.work, v, tables, t, residue_seeds, [&] {});
     if (b == first) mbarrier_wait(task.barriers + TEAMS + 1 + residue, 0);
     const float4* kernel = task.kernel_spectra + residue * (M / 2) + t;
@@ -264,7 +278,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         int q = 2 * k + e;
+#if KEPT
+        float2 value = v[bit_reversed<16>(q)], other = U.point(q);
+#else
         float2 value = v[bit_reversed<16>(q)], other = U[bit_reversed<16>(q)];
+#endif
         sum[q] = add(sum[q], mul_conj(value, other));
         product[q] = mul_conj(value, e ? float2{two.z, two.w} : float2{two.x, two.y});
       }

@@ -53,10 +53,10 @@ __device__ inline void copy_to_shared_hinted(void* to, const void* from, int byt
 }
 template <bool BACKWARD>
 struct Task {
-  const float *u, *dy;
+  const Storage *u, *dy;
   Sizes sizes;
   float2* work;
-  float* stages;
+  Storage* stages;
   float4* shared_tables;
   Mbarrier *loaded, *split_barriers;
   unsigned* reads;
@@ -64,12 +64,12 @@ struct Task {
   const float4 *unit_seeds, *residue_twiddles;  // of a residue modulo X^M - 1, and the factors for the others
   int t, h, group, rows;
 
-  __device__ Task(const float* u, const float* dy, const float4* all, Sizes sizes)
+  __device__ Task(const Storage* u, const Storage* dy, const float4* all, Sizes sizes)
       : u(u), dy(dy), sizes(sizes), t(team_rank()), h(blockIdx.x % sizes.H), group(blockIdx.x / sizes.H) {
     rows = (sizes.B - group + sizes.groups - 1) / sizes.groups;
     float2* works = reinterpret_cast<float2*>(shared);
     work = works + team() * PADDED;
-    stages = reinterpret_cast<float*>(works + TEAMS * PADDED);
+    stages = reinterpret_cast<Storage*>(works + TEAMS * PADDED);
     shared_tables = reinterpret_cast<float4*>(stages + 2 * SEGMENTS * M);
     constexpr int SMALL_TABLES = POSITION_TABLE + RESIDUES * RESIDUE_TABLE;
     constexpr int LARGE_TABLES = BACKWARD ? 2 * THREAD_TABLE : 0;
@@ -95,9 +95,8 @@ struct Task {
     __syncthreads();
   }
 
-  __device__ long long row(int number) const {
-    return ((long long)(group + number * sizes.groups) * sizes.H + h) * sizes.stride;
-  }
+  __device__ long long sequence(int number) const { return group + number * sizes.groups; }
+  __device__ long long row(int number) const { return (sequence(number) * sizes.H + h) * sizes.stride; }
   __device__ Tables tables_of(int residue) const {
     return {tables.position_seeds, tables.residue + residue * RESIDUE_TABLE, tables.thread_seeds, nullptr};
   }
@@ -110,12 +109,12 @@ struct Task {
     return {product(unit.low, twiddle.low), product(unit.high, twiddle.high)};
   }
 
-  // The stage that holds u or dy of a team's assignment. Forward, rows alternate between the two stages; backward, u is
-  // in one and dy in the other, except with pairs of rows:
+  // The stage that holds u or dy of a team's assignment. If only one of them is read, forward or with KEPT, rows
+  // alternate between the two stages; else u is in one and dy in the other, except with pairs of rows:
   //   stage 0   u of the first row (steps 0, 1), its dy (1), u of the second row (2),
   //   stage 1   dy of the first row (0), u of the second row (1), its dy (1, 2).
   __device__ StageUse stage_use(bool is_dy, int step, int row) const {
-    if (!BACKWARD) return {row % 2, row / 2, RESIDUES};
+    if (!BACKWARD || KEPT) return {row % 2, row / 2, RESIDUES};
     if (!ROW_PAIRS) return {is_dy, row, RESIDUES};
     int first = step / 3 * 3, p = phase(step);
     if (p == 1 && is_dy == (team() == 0)) return {1 - is_dy, first + 1, 1};
@@ -126,13 +125,13 @@ struct Task {
   __device__ void fetch(int stage, int number) {
     bool is_dy = stage;
     int from = number;
-    if (!BACKWARD) is_dy = false, from = 2 * number + stage;
+    if (!BACKWARD || KEPT) is_dy = BACKWARD, from = 2 * number + stage;
     else if (ROW_PAIRS) is_dy = stage != (number % 3 == 1), from = number / 3 * 2 + (number % 3 + stage > 1);
     if (from >= rows) return;
-    bool reused = BACKWARD && ROW_PAIRS && stage && number % 3 < 2;
-    mbarrier_expect_bytes(loaded + stage, 4 * sizes.stride);
-    copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), 4 * sizes.stride,
-                          loaded + stage, reused);
+    bool reused = BACKWARD && !KEPT && ROW_PAIRS && stage && number % 3 < 2;
+    int bytes = sizeof(Storage) * sizes.stride;
+    mbarrier_expect_bytes(loaded + stage, bytes);
+    copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), bytes, loaded + stage, reused);
   }
 
   // Pass 1 of an assignment into `work`; it writes when ready() has returned. The last team that has read the stage
@@ -140,12 +139,12 @@ struct Task {
   template <class Ready>
   __device__ void read_row(bool is_dy, int step, Assignment current, const Tables& tables, Ready ready) {
     StageUse use = stage_use(is_dy, step, current.row);
-    const float* stage = stages + use.stage * SEGMENTS * M + t;
+    const Storage* stage = stages + use.stage * SEGMENTS * M + t;
     int remaining = sizes.L - t;
     float2 v[16];
     mbarrier_wait(loaded + use.stage, use.number % 2);
-    auto whole = [&](int k, int r) { return stage[entry_index(k, r)]; };
-    auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? stage[entry_index(k, r)] : 0.f; };
+    auto whole = [&](int k, int r) { return to_fp32(stage[entry_index(k, r)]); };
+    auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? whole(k, r) : 0.f; };
     if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, tables, whole);
     else fold_segments<0, SEGMENTS>(v, tables, checked);
     finish_pass1(v, tables);
@@ -167,7 +166,7 @@ struct Task {
   // Writes team TEAM's half of a row: its contributions of residues RESIDUE (v) and SAVED (w), if that is not negative,
   // plus the other team's; the other team gets this team's contributions to the other half.
   template <int TEAM, int RESIDUE, int SAVED>
-  __device__ __forceinline__ void finish_row(float* y, const float2 (&v)[16], const float2 (&w)[16], bool has_next) {
+  __device__ __forceinline__ void finish_row(Storage* y, const float2 (&v)[16], const float2 (&w)[16], bool has_next) {
     constexpr int COUNT = SEGMENTS / 2, FIRST = TEAM * COUNT, OTHERS_FIRST = COUNT - FIRST;
     float2* at = work + padded(t);  // only this thread has read these points
     auto both = [&](int k, int r) {
@@ -188,8 +187,9 @@ struct Task {
     for (int i = 0; i < 8 * COUNT; ++i) {
       int k = FIRST + i / 8, r = i % 8 * 2;
       float2 others = at[i * padded(TEAM_SIZE)];
-      if (is_inside(k, r, remaining)) y[t + entry_index(k, r)] = both(k, r) + others.x;
-      if (is_inside(k, r + 1, remaining)) y[t + entry_index(k, r + 1)] = both(k, r + 1) + others.y;
+      if (is_inside(k, r, remaining)) y[t + entry_index(k, r)] = from_fp32(both(k, r) + others.x);
+      if (is_inside(k, r + 1, remaining))
+        y[t + entry_index(k, r + 1)] = from_fp32(both(k, r + 1) + others.y);
     }
     if (has_next) signal(READ + 1 - TEAM);
   }
@@ -202,7 +202,7 @@ struct Task {
   }
   // The end of a step: saves v, or completes a row with v and with w, which had been saved. In step 1 of three the
   // second team saves v, which belongs to the second row, and uses w for the first row.
-  __device__ __forceinline__ void finish_step(const float2 (&v)[16], const float2 (&w)[16], float* y, float4* saved,
+  __device__ __forceinline__ void finish_step(const float2 (&v)[16], const float2 (&w)[16], Storage* y, float4* saved,
                                               int step, bool has_next) {
     int p = phase(step);
     if (p == 0 || (ROW_PAIRS && p == 1 && team())) store_points(saved, v);
@@ -236,10 +236,10 @@ struct Task {
   }
 };
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. While a step ends, the spectrum for the next
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a step ends, the spectrum for the next
 // step's residue is loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(const float* u, float* y, const float4* spectrum, const float4* all_tables,
+    convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, float4* saved, int B, int L, int stride, int H, int groups) {
   Task<false> task(u, nullptr, all_tables, {B, L, stride, H, groups});
   int t = task.t, steps = task.steps();
@@ -257,6 +257,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float2 twist = twists[current.residue * TEAM_SIZE + t];
       task.read_row(false, step, current, tables, [&] { task.wait_until_read(step); });
       to_spectrum(task.work, v, tables, t, [&] { return task.last(unit, current.residue); }, [&] {});
+#if KEPT
+      keep_spectrum(kept + kept_at(task.sequence(current.row) * H + task.h, current.residue, t), v);
+#endif
 #pragma unroll
       for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
       task.load_points(kernel, spectrum + assignment(step + 1).residue * (M / 2), TEAM_SIZE);
@@ -274,9 +277,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // each number of it. With three residues the second team's sum of residue 2 is stored behind `saved` and added at the
 // end. du may be dy.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve_backward(const float* dy, const float* u, float* du, const float4* spectrum,
-                      float4* partial, const float4* all_tables, const float2* twists, float4* saved,
-                      int B, int L, int stride, int H, int groups) {
+    convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
+                      float4* partial, const uint4* kept, const float4* all_tables, const float2* twists,
+                      float4* saved, int B, int L, int stride, int H, int groups) {
   Task<true> task(u, dy, all_tables, {B, L, stride, H, groups});
   int t = task.t, steps = task.steps();
   spectrum += (long long)task.h * RESIDUES * (M / 2) + t;
@@ -292,11 +295,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       Tables tables = task.tables_of(current.residue);
       float2 product[16], kernel[16];
       auto last = [&] { return task.last(load_seeds(task.unit_seeds, TEAM_SIZE, t), current.residue); };
+#if KEPT
+      KeptSpectrum pairs;
+      pairs.load(kept + kept_at(task.sequence(current.row) * H + task.h, current.residue, t));
+      task.load_points(kernel, spectrum + current.residue * (M / 2), TEAM_SIZE);
+      task.read_row(true, step, current, tables, [&] { task.wait_until_read(step); });
+      to_spectrum(task.work, v, tables, t, last, [&] {});
+#pragma unroll
+      for (int q = 0; q < 16; ++q) U[bit_reversed<16>(q)] = pairs.point(q);
+#else
       task.read_row(false, step, current, tables, [&] { task.wait_until_read(step); });
       to_spectrum(task.work, U, tables, t, last, [&] { read_done.arrive(); });
       task.load_points(kernel, spectrum + current.residue * (M / 2), TEAM_SIZE);
       task.read_row(true, step, current, tables, [&] { read_done.wait(); });
       to_spectrum(task.work, v, tables, t, last, [&] {});
+#endif
       float4* sum = ROW_PAIRS && current.residue == 2 && team() ? second_sums : partial + current.residue * (M / 2);
 #pragma unroll
       for (int q = 0; q < 16; ++q) U[q] = mul_conj(v[q], U[q]);

@@ -29,6 +29,40 @@ __device__ inline Storage from_fp32(float value) {
 #endif
 #endif
 
+// A pair of numbers in 16 bits each, x in the lower half: bf16 if that is the storage type, else fp16.
+__device__ inline unsigned narrow_pair(float x, float y) {
+  unsigned pair;
+#if STORAGE_BITS == 16 && STORAGE_IS_BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+#endif
+  return pair;
+}
+
+// Loads and stores of 1, 2 or 4 adjacent numbers, aligned as a vector.
+template <int COUNT>
+__device__ inline void load_vector(float (&x)[COUNT], const Storage* from) {
+  struct __align__(sizeof(Storage) * COUNT) Vector { Storage e[COUNT]; };
+  Vector v = *reinterpret_cast<const Vector*>(from);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) x[i] = to_fp32(v.e[i]);
+}
+template <int COUNT>
+__device__ inline void store_vector(Storage* to, const float (&x)[COUNT]) {
+  if constexpr (sizeof(Storage) == 4 || COUNT == 1) {
+    struct __align__(sizeof(Storage) * COUNT) Vector { Storage e[COUNT]; } v;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) v.e[i] = from_fp32(x[i]);
+    *reinterpret_cast<Vector*>(to) = v;
+  } else {
+    struct __align__(sizeof(Storage) * COUNT) Vector { unsigned e[COUNT / 2]; } v;
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; ++i) v.e[i] = narrow_pair(x[2 * i], x[2 * i + 1]);
+    *reinterpret_cast<Vector*>(to) = v;
+  }
+}
+
 // Loads data that is read once without displacing the tables in the L1 cache.
 __device__ inline float2 load_streaming(const float2* from) {
   float2 v;

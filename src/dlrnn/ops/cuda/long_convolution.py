@@ -220,10 +220,8 @@ def _run_columns(
 ) -> None:
     """Launch a kernel of fft_columns.cu; `stored` is the tensor in the sequences' dtype."""
     tile = tile_for(name, sizes.factors)
-    bits, is_bf16 = STORAGE[stored.dtype]
     defines = (
-        ("STORAGE_BITS", bits),
-        ("STORAGE_IS_BF16", is_bf16),
+        *STORAGE[stored.dtype],
         ("THREADS", tile.threads),
         ("BLOCKS", tile.blocks),
         ("TILE_POINTS", tile.points),

@@ -356,6 +356,44 @@ struct SplitBarrier {
 __device__ inline void signal(int number) { named_barrier_arrive(number, THREADS); }
 constexpr int WRITTEN = 3, READ = 7;
 
+// ------------------------------------------------------------------------- spectra of u, kept for backward
+
+// With KEPT the forward kernel writes the spectra of u in bf16, [B, H, RESIDUES, 4, M / 16, 4] pairs, and the backward
+// kernel reads them instead of u. Points 4 k to 4 k + 3 of residue t of pass 3 are at [.., k, t, :].
+#ifndef KEPT
+#define KEPT 0
+#endif
+#if KEPT
+__device__ inline long long kept_at(long long row, int residue, int t) {  // row: sequence H + channel
+  return (row * RESIDUES + residue) * (M / 4) + t;
+}
+__device__ inline void keep_spectrum(uint4* to, const float2 (&v)[16]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    unsigned pairs[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float2 point = v[bit_reversed<16>(4 * k + e)];
+      pairs[e] = narrow_pair(point.x, point.y);
+    }
+    to[k * TEAM_SIZE] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+  }
+}
+struct KeptSpectrum {
+  uint4 pairs[4];
+
+  __device__ void load(const uint4* from) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pairs[k] = from[k * TEAM_SIZE];
+  }
+  __device__ float2 point(int q) const {
+    uint4 four = pairs[q / 4];
+    unsigned pair = q % 4 == 0 ? four.x : q % 4 == 1 ? four.y : q % 4 == 2 ? four.z : four.w;
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  }
+};
+#endif
+
 // *sum += (a, b), a vector reduction in global memory without a result
 __device__ inline void atomic_add(float4* sum, float2 a, float2 b) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"

@@ -4,12 +4,17 @@
 // with ACCUMULATE the kernel adds to the result of other parts. y is channel-major [B, H, pitch] (CHANNEL_MAJOR) or
 // [B, L, H]; out is [B, L, columns]. One block runs on each multiprocessor and processes tile after tile of POSITIONS.
 //
+// y, out and their gradients are stored in fp32, bf16 or fp16 (Storage), weight and bias and their gradients in fp32.
 // A product of fp32 numbers is three products of fp16 numbers with fp32 sums: with x = high + low,
 // x y ~ high high + high low + low high, relative error 2^-22. A power of two for each position (and one for the
-// weight) scales the numbers into fp16's range.
+// weight) scales the numbers into fp16's range. With 16-bit storage a product is one of numbers of that type (NARROW).
+
+constexpr bool NARROW = STORAGE_BITS == 16;
+constexpr int PARTS = NARROW ? 1 : 2;  // of an operand: high and low
 
 #if CHANNEL_MAJOR
-#define STAGE (CHANNELS * (POSITIONS + 8))  // floats; 8 of padding keep a tile's rows in different banks
+#define PITCH (POSITIONS + 256 / STORAGE_BITS)  // 32 bytes of padding keep a tile's rows in different banks
+#define STAGE (CHANNELS * PITCH)                // numbers
 #else
 #define STAGE (POSITIONS * CHANNELS)
 #endif
@@ -28,6 +33,28 @@ __device__ inline float power_of_two_scale(float largest, float& inverse_scale) 
   unsigned exponent = __float_as_uint(fmaxf(largest, 7.8886091e-31f)) >> 23;  // 2^-100
   inverse_scale = __uint_as_float(exponent < 255 ? exponent - 13 << 23 : 0x7fffffff);
   return __uint_as_float(267 - exponent << 23);
+}
+
+__device__ inline float warp_max(float x, int lanes) {
+#pragma unroll
+  for (int far = 1; far < 32; far *= 2)
+    if (lanes & far) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, far));
+  return x;
+}
+
+// The scale of an operand whose largest number (of the `lanes` that differ) this is, and its inverse.
+__device__ inline float operand_scale(float largest, int lanes, float& inverse_scale) {
+  if constexpr (NARROW) {
+    inverse_scale = 1;
+    return 1;
+  } else {
+    return power_of_two_scale(warp_max(largest, lanes), inverse_scale);
+  }
+}
+// Two numbers as operands: their fp16 parts, or with 16-bit storage `high` alone.
+__device__ inline void split_operand(float x, float y, unsigned& high, unsigned& low) {
+  if constexpr (NARROW) high = narrow_pair(x, y), low = 0;
+  else split_fp16(x, y, high, low);
 }
 
 // P(X < -|x|) of a standard normal X, with an error of 2e-8: bell r, where bell = exp(-x^2 / 2) and r is a polynomial
@@ -64,13 +91,6 @@ __device__ inline float activate_with_derivative(float& x) {
 // Returns lane 0's x, which tells the compiler that the value is the same in the whole warp.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-__device__ inline float warp_max(float x, int lanes) {
-#pragma unroll
-  for (int far = 1; far < 32; far *= 2)
-    if (lanes & far) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, far));
-  return x;
-}
-
 // The weight as an operand in shared memory: in each round a thread has sixteen numbers of a column. All are read
 // before any is used; they are scaled and stored when the largest is known. ADJACENT threads have different columns.
 template <int THREADS, int WIDTH, int STEPS, int ADJACENT>
@@ -104,7 +124,7 @@ struct Weights {
     for (int i = 0; i < THREADS / 32; i++) largest = fmaxf(largest, scratch[i]);
     return largest;
   }
-  __device__ inline void place(float scale, uint4 (&to)[2][STEPS][2][WIDTH]) {
+  __device__ inline void place(float scale, uint4 (&to)[PARTS][STEPS][2][WIDTH]) {
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
       int n = column(round), q = step(round);
@@ -114,11 +134,11 @@ struct Weights {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const float* x = w[round] + 8 * far + 2 * i;
-          split_fp16(x[0] * scale, x[1] * scale, high[i], low[i]);
+          split_operand(x[0] * scale, x[1] * scale, high[i], low[i]);
         }
         if (n >= WIDTH) continue;
         to[0][q][far][n] = make_uint4(high[0], high[1], high[2], high[3]);
-        to[1][q][far][n] = make_uint4(low[0], low[1], low[2], low[3]);
+        if constexpr (!NARROW) to[PARTS - 1][q][far][n] = make_uint4(low[0], low[1], low[2], low[3]);
       }
     }
     fence_async_proxy();  // wgmma reads through the async proxy
@@ -129,34 +149,34 @@ struct Weights {
 // each thread copies vectors with cp.async, and arrives at the mbarrier when they are complete; else bulk copies are
 // used. All threads arrive, also those that copy nothing, so that none can be one phase behind a barrier it waits for.
 #define PRODUCERS 128  // threads
-__device__ inline void copy_tile(float* stage, const float* y, int tile, int length, int y_pitch,
+__device__ inline void copy_tile(Storage* stage, const Storage* y, int tile, int length, int y_pitch,
                                  Mbarrier* loaded) {
   int tiles_each = (length + POSITIONS - 1) / POSITIONS, k = tile % tiles_each * POSITIONS;
   y += tile / tiles_each * sequence_size(length, y_pitch);
   int thread = threadIdx.x % PRODUCERS;
 #if CHANNEL_MAJOR
-  int p = 4 * (thread % (POSITIONS / 4)), channel = thread / (POSITIONS / 4);
-  const float* from = y + (long long)channel * y_pitch + k + p;
-  float* to = stage + channel * (POSITIONS + 8) + p;
-  const int step = PRODUCERS / (POSITIONS / 4);
+  const int vector = 128 / STORAGE_BITS, across = POSITIONS / vector, step = PRODUCERS / across;
+  int p = vector * (thread % across), channel = thread / across;
+  const Storage* from = y + (long long)channel * y_pitch + k + p;
+  Storage* to = stage + channel * PITCH + p;
   if (k + p < y_pitch)
 #pragma unroll 2
     for (; channel < CHANNELS; channel += step) {
       copy_async_16(to, from);
-      from += (long long)step * y_pitch, to += step * (POSITIONS + 8);
+      from += (long long)step * y_pitch, to += step * PITCH;
     }
   mbarrier_arrive_after_copies(loaded);
 #else
   int count = min(POSITIONS, length - k);
-  const float* from = y + (long long)k * ALL_CHANNELS;
-  if (thread == 0) mbarrier_expect_bytes(loaded, CHANNELS * count * 4);
+  const Storage* from = y + (long long)k * ALL_CHANNELS;
+  const int bytes = CHANNELS * sizeof(Storage);  // of a position
+  if (thread == 0) mbarrier_expect_bytes(loaded, bytes * count);
   else mbarrier_arrive(loaded);
   if (ALL_CHANNELS > CHANNELS) {
     for (int p = thread; p < count; p += PRODUCERS)
-      copy_to_shared(stage + p * CHANNELS, from + (long long)p * ALL_CHANNELS, CHANNELS * 4,
-                     loaded);
+      copy_to_shared(stage + p * CHANNELS, from + (long long)p * ALL_CHANNELS, bytes, loaded);
   } else if (thread == 0) {
-    copy_to_shared(stage, from, CHANNELS * count * 4, loaded);
+    copy_to_shared(stage, from, bytes * count, loaded);
   }
 #endif
 }

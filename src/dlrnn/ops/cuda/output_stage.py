@@ -8,7 +8,8 @@ most 128 channels and columns; wider matrices are split into parts, whose result
 part reads y once. act(y) is never stored, and no result is added atomically. An infinity makes all
 results of its position NaN.
 
-y is in channel-major rows [B, H, stride] (`in_rows`) or [B, L, H].
+y is in channel-major rows [B, H, stride] (`in_rows`) or [B, L, H]. y, out and their gradients are
+in fp32, bf16 or fp16; weight, bias and their gradients, and all sums, in fp32.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from dlrnn.common.device import multiprocessors
 from dlrnn.ops.cuda import nvrtc
+from dlrnn.ops.cuda.convolution import STORAGE
 from dlrnn.ops.cuda.nvrtc import ceil_div
 
 WIDTH = 128  # channels and columns of a part
@@ -29,8 +31,8 @@ HEADERS = "device.cuh", "wgmma.cuh", "output_stage.cuh"
 
 
 def supports(y: Tensor) -> bool:
-    """fp32 on a Hopper GPU. Channels and columns must be multiples of 16."""
-    return y.dtype == torch.float32 and nvrtc.runs_on(y)
+    """fp32, bf16 or fp16 on a Hopper GPU. Channels and columns must be multiples of 16."""
+    return y.dtype in STORAGE and nvrtc.runs_on(y)
 
 
 def forward(
@@ -39,7 +41,7 @@ def forward(
     """The output [B, L, columns]."""
     y, weight, bias = nvrtc.aligned(y), nvrtc.aligned(weight), bias.contiguous()
     out = y.new_empty(y.shape[0], length, weight.shape[0])
-    for part, o, h in _parts(weight, activation, in_rows, is_forward=True):
+    for part, o, h in _parts(y, weight, activation, in_rows, is_forward=True):
         plan = forward_plan(part)
         tiles = y.shape[0] * ceil_div(length, plan.positions)
         _kernel("forward", "output_stage_forward.cu", part, plan, y.device)(
@@ -59,11 +61,11 @@ def backward(
     dy, d_weight = torch.empty_like(y), torch.empty_like(weight)
     d_bias = weight.new_empty(weight.shape[0])
 
-    for part, o, h in _parts(weight, activation, in_rows, is_forward=False):
+    for part, o, h in _parts(y, weight, activation, in_rows, is_forward=False):
         plan = backward_plan(part)
         tiles = y.shape[0] * ceil_div(length, plan.positions)
         blocks, entries = min(tiles, multiprocessors(device)), part.columns * (part.channels + 1)
-        sums = y.new_empty(blocks * part.tiles_at_a_time, entries)
+        sums = weight.new_empty(blocks * part.tiles_at_a_time, entries)
         _kernel("backward", "output_stage_backward.cu", part, plan, device)(
             *(blocks, 384, _from(dout, o), _from(y, h, in_rows), _from(weight, h)[o:]),
             *(_from(dy, h, in_rows), sums, length, tiles, y.shape[2]),
@@ -76,7 +78,7 @@ def backward(
 
 
 def _parts(
-    weight: Tensor, activation: str, in_rows: bool, *, is_forward: bool
+    y: Tensor, weight: Tensor, activation: str, in_rows: bool, *, is_forward: bool
 ) -> Iterator[tuple["Part", int, int]]:
     """The parts of a matrix, each with its first column and its first channel."""
     columns, channels = weight.shape
@@ -84,7 +86,7 @@ def _parts(
         for h in range(0, channels, WIDTH):
             widths = min(WIDTH, channels - h), min(WIDTH, columns - o), channels, columns
             accumulate = h > 0 if is_forward else o > 0
-            yield Part(*widths, in_rows, activation == "gelu", accumulate), o, h
+            yield Part(*widths, in_rows, activation == "gelu", accumulate, y.dtype), o, h
 
 
 class Part(NamedTuple):
@@ -97,15 +99,21 @@ class Part(NamedTuple):
     in_rows: bool
     gelu: bool
     accumulate: bool
+    dtype: torch.dtype = torch.float32
 
     @property
     def tiles_at_a_time(self) -> int:
         """Tiles that a block of the backward kernel processes at a time."""
         return 1 if self.channels > WIDTH // 2 else 2
 
+    @property
+    def size(self) -> int:
+        """Bytes of a number: of y, and of an operand, which for fp32 has two fp16 parts."""
+        return self.dtype.itemsize
+
     def stage(self, positions: int) -> int:
-        """Bytes of a stage, which holds a tile of y."""
-        return 4 * self.channels * (positions + 8 * self.in_rows)
+        """Bytes of a stage, which holds a tile of y; rows are padded by 32 bytes."""
+        return self.channels * (self.size * positions + 32 * self.in_rows)
 
 
 class Plan(NamedTuple):
@@ -122,7 +130,7 @@ class Plan(NamedTuple):
 def forward_plan(part: Part) -> Plan:
     """Narrow kernels have registers for more consumer groups."""
     groups = 2 if max(part.channels, part.columns) > WIDTH // 2 else 4
-    used = 4 * part.channels * part.columns + 4 * part.columns + 128
+    used = part.size * part.channels * part.columns + 4 * part.columns + 128
     return _filled(Plan(64, groups, 0, 0, used), part, groups)
 
 
@@ -134,8 +142,8 @@ def backward_plan(part: Part) -> Plan:
     """
     is_narrow, tiles = max(part.channels, part.columns) <= WIDTH // 4, part.tiles_at_a_time
     positions, gradients = 128 if is_narrow else 64, 2 * tiles
-    used = 256 * part.columns * (2 // tiles) + 16 * part.columns + 128
-    used += gradients * (4 * positions * (part.columns + 1) + 16)
+    used = 64 * part.size * part.columns * (2 // tiles) + 16 * part.columns + 128
+    used += gradients * (positions * (part.size * part.columns + 4) + 16)
     return _filled(Plan(positions, 2, 0, gradients, used), part, tiles)
 
 
@@ -161,7 +169,7 @@ def _from(x: Tensor, first: int, in_rows: bool = False) -> Tensor:
 def _defines(part: Part, plan: Plan) -> nvrtc.Defines:
     """The constants of the sources."""
     return (
-        ("STORAGE_BITS", 32),
+        *STORAGE[part.dtype],
         ("CHANNELS", part.channels),
         ("COLUMNS", part.columns),
         ("ALL_CHANNELS", part.all_channels),

@@ -5,7 +5,7 @@
 // weight^T with dout^T, whose columns are positions; then act(y)^T, whose register layout is that of the first
 // result, with the same dout, summed over positions. With more than 64 channels the two groups share a tile and have 64
 // channels each; else each has its own tile. The sum of a tile is added to a total in fp32; the totals of a block are a
-// row of `partial`. mbarriers: full and empty for each stage of y, gradient_full and gradient_empty for dout.
+// row of `partial`. With 16-bit storage dout is not split, and the tensor cores add up the tiles. mbarriers: full and empty for each stage of y, gradient_full and gradient_empty for dout.
 
 #define GROUPS_PER_TILE (CHANNELS > 64 ? 2 : 1)         // consumer groups
 #define TILES_AT_A_TIME (2 / GROUPS_PER_TILE)
@@ -14,16 +14,17 @@
 #define CONSUMER_REGISTERS (CHANNEL_MAJOR ? 192 : 184)  // found by trial: the fewest spills
 #define PREFETCH_TILES 1                                // tiles of dout that are prefetched into L2
 #define EIGHTS (POSITIONS / 32)                         // sets of eight positions of a producer warp
-#define BATCH (128 / COLUMNS < 1 ? 1 : 128 / COLUMNS < EIGHTS ? 128 / COLUMNS : EIGHTS)
+#define FITTING (4096 / STORAGE_BITS / COLUMNS)         // of them in registers
+#define BATCH (FITTING < 1 ? 1 : FITTING < EIGHTS ? FITTING : EIGHTS)
 
 struct GradientStage {
-  uint4 parts[2][COLUMNS / 8][POSITIONS];  // [high, low][8 columns][position]: eight columns
+  uint4 parts[PARTS][COLUMNS / 8][POSITIONS];  // [high, low][8 columns][position]: eight columns
   float inverse_scale[POSITIONS];
 };
 struct Memory {
-  uint4 weights[2][STEPS][2][64 * GROUPS_PER_TILE];  // [high, low][16 columns][8 columns][channel]: eight columns
+  uint4 weights[PARTS][STEPS][2][64 * GROUPS_PER_TILE];  // [high, low][16 columns][8 columns][channel]: eight columns
   GradientStage gradients[GRADIENTS];
-  float stages[STAGES][STAGE];
+  Storage stages[STAGES][STAGE];
   float sums[4][COLUMNS], scratch[32];
   Mbarrier full[STAGES], empty[STAGES], gradient_full[GRADIENTS], gradient_empty[GRADIENTS];
 };
@@ -36,71 +37,75 @@ __device__ inline int position_of(int n) { return CHANNEL_MAJOR ? interleaved_co
 
 // BATCH sets of eight positions in a warp: two lanes have eight columns, the next bits of the lane are the position,
 // the last one selects eight more columns, so that stores have no bank conflicts.
+struct Sums {
+  float e[4];
+};
 struct Batch {
-  float4 at[BATCH][STEPS];
+  Storage4 at[BATCH][STEPS];
 
   __device__ inline int column(int i, int which) {  // column of the first product
     return ((which * BATCH + i) * 4 + threadIdx.x / 32 % 4) * 8 + threadIdx.x % 32 / 2 % 8;
   }
 
   // Loads from position k of the sequence on.
-  __device__ inline void load(const float* dout, int k, int length, int which) {
-    const float* from = dout + threadIdx.x % 32 / 16 * 8 + threadIdx.x % 2 * 4;
+  __device__ inline void load(const Storage* dout, int k, int length, int which) {
+    const Storage* from = dout + threadIdx.x % 32 / 16 * 8 + threadIdx.x % 2 * 4;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       int p = k + position_of(column(i, which));
 #pragma unroll
       for (int c = 0; c < STEPS; c++)
-        at[i][c] = p < length ? *(const float4*)(from + (long long)p * ALL_COLUMNS + 16 * c)
-                              : make_float4(0, 0, 0, 0);
+        at[i][c] = p < length ? *(const Storage4*)(from + (long long)p * ALL_COLUMNS + 16 * c) : Storage4{};
     }
   }
 
-  __device__ inline void store(GradientStage* to, float4 (&sums)[STEPS], int which) {
+  __device__ inline void store(GradientStage* to, Sums (&sums)[STEPS], int which) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       int n = column(i, which);
       float largest = 0, inverse_scale;
 #pragma unroll
-      for (int c = 0; c < STEPS; c++) {
-        float4 d = at[i][c];
-        largest = fmaxf(fmaxf(largest, fmaxf(fabsf(d.x), fabsf(d.y))),
-                        fmaxf(fabsf(d.z), fabsf(d.w)));
-        sums[c].x += d.x, sums[c].y += d.y, sums[c].z += d.z, sums[c].w += d.w;
-      }
-      float scale = power_of_two_scale(warp_max(largest, 17), inverse_scale);
-      if (lane / 16 + lane % 2 == 0) to->inverse_scale[n] = inverse_scale;
+      for (int c = 0; c < STEPS; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          float d = to_fp32(at[i][c].e[e]);
+          largest = fmaxf(largest, fabsf(d));
+          sums[c].e[e] += d;
+        }
+      float scale = operand_scale(largest, 17, inverse_scale);
+      if (!NARROW && lane / 16 + lane % 2 == 0) to->inverse_scale[n] = inverse_scale;
 #pragma unroll
       for (int c = 0; c < STEPS; c++) {
-        float4 d = at[i][c];
-        uint2 high, low;
-        split_fp16(d.x * scale, d.y * scale, high.x, low.x);
-        split_fp16(d.z * scale, d.w * scale, high.y, low.y);
-        ((uint2*)&to->parts[0][2 * c + lane / 16][n])[lane % 2] = high;
-        ((uint2*)&to->parts[1][2 * c + lane / 16][n])[lane % 2] = low;
+        Storage4 d = at[i][c];
+        uint2* high = (uint2*)&to->parts[0][2 * c + lane / 16][n] + lane % 2;
+        if constexpr (NARROW) {
+          *(Storage4*)high = d;
+        } else {
+          uint2* low = (uint2*)&to->parts[PARTS - 1][2 * c + lane / 16][n] + lane % 2;
+          split_fp16(d.e[0] * scale, d.e[1] * scale, high->x, low->x);
+          split_fp16(d.e[2] * scale, d.e[3] * scale, high->y, low->y);
+        }
       }
     }
   }
 };
 
 // Prefetches a tile of dout into L2.
-__device__ inline void prefetch_dout(const float* dout, int tile, int tiles, int length) {
-  const int lines = (COLUMNS + 31) / 32;  // of 128 bytes
+__device__ inline void prefetch_dout(const Storage* dout, int tile, int tiles, int length) {
+  const int line = 1024 / STORAGE_BITS, lines = (COLUMNS + line - 1) / line;  // of 128 bytes
   int tiles_each = (length + POSITIONS - 1) / POSITIONS, k = tile % tiles_each * POSITIONS;
-  const float* from = dout + ((long long)(tile / tiles_each) * length + k) * ALL_COLUMNS;
+  const Storage* from = dout + ((long long)(tile / tiles_each) * length + k) * ALL_COLUMNS;
   if (tile < tiles)
     for (int i = threadIdx.x % 128; i < POSITIONS * lines; i += 128)
-      if (k + i / lines < length) prefetch_l2(from + i / lines * ALL_COLUMNS + i % lines * 32);
+      if (k + i / lines < length) prefetch_l2(from + i / lines * ALL_COLUMNS + i % lines * line);
 }
 
-__device__ inline void produce(const float* dout, const float* y, float* partial, int length,
+__device__ inline void produce(const Storage* dout, const Storage* y, float* partial, int length,
                                int tiles, int y_pitch, Memory* memory) {
   int thread = threadIdx.x % 128, lane = thread % 32;
   int tiles_each = (length + POSITIONS - 1) / POSITIONS;
-  float4 sums[STEPS];
-#pragma unroll
-  for (int c = 0; c < STEPS; c++) sums[c] = make_float4(0, 0, 0, 0);
+  Sums sums[STEPS] = {};
   for (int i = 0; blockIdx.x + i * gridDim.x < tiles; i++) {
     int tile = blockIdx.x + i * gridDim.x, stage = i % STAGES, at = i % GRADIENTS;
     int sequence = tile / tiles_each, k = tile % tiles_each * POSITIONS;
@@ -108,7 +113,7 @@ __device__ inline void produce(const float* dout, const float* y, float* partial
       mbarrier_wait(memory->empty + stage, i / STAGES - 1 & 1);
       copy_tile(memory->stages[stage], y, tile, length, y_pitch, memory->full + stage);
     }
-    const float* from = dout + (long long)sequence * length * ALL_COLUMNS;
+    const Storage* from = dout + (long long)sequence * length * ALL_COLUMNS;
     Batch batch;
     batch.load(from, k, length, 0);
     prefetch_dout(dout, tile + PREFETCH_TILES * gridDim.x, tiles, length);
@@ -125,7 +130,7 @@ __device__ inline void produce(const float* dout, const float* y, float* partial
   }
 #pragma unroll
   for (int c = 0; c < STEPS; c++) {
-    float* s = (float*)(sums + c);
+    float(&s)[4] = sums[c].e;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
 #pragma unroll
@@ -160,62 +165,59 @@ __device__ inline void add_products(float (&sum)[COLUMNS / 2], const unsigned (&
 // A thread's part of a tile of y or dy: [16 positions][channel][four of the positions].
 typedef float ThreadTile[POSITIONS / 16][PER_THREAD][4];
 
-__device__ inline void read_tile(ThreadTile& x, const float* stage, int channel, int t) {
+__device__ inline void read_tile(ThreadTile& x, const Storage* stage, int channel, int t) {
 #pragma unroll
   for (int j = 0; j < POSITIONS / 16; j++) {
 #if CHANNEL_MAJOR
 #pragma unroll
-    for (int r = 0; r < PER_THREAD; r++) {
-      float4 v = *(const float4*)(stage + (channel + r) * (POSITIONS + 8) + 16 * j + 4 * t);
-      x[j][r][0] = v.x, x[j][r][1] = v.y, x[j][r][2] = v.z, x[j][r][3] = v.w;
-    }
+    for (int r = 0; r < PER_THREAD; r++) load_vector(x[j][r], stage + (channel + r) * PITCH + 16 * j + 4 * t);
 #else
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      const float* from = stage + (16 * j + e / 2 * 8 + 2 * t + e % 2) * CHANNELS + channel;
-      if (PER_THREAD == 2) {
-        float2 v = *(const float2*)from;
-        x[j][0][e] = v.x, x[j][PER_THREAD - 1][e] = v.y;
-      } else {
-        x[j][0][e] = *from;
-      }
+      const Storage* from = stage + (16 * j + e / 2 * 8 + 2 * t + e % 2) * CHANNELS + channel;
+      float v[PER_THREAD];
+      load_vector(v, from);
+      for (int r = 0; r < PER_THREAD; r++) x[j][r][e] = v[r];
     }
 #endif
   }
 }
 
+template <int COUNT>
+__device__ inline void add_or_store(Storage* to, float (&x)[COUNT]) {
+  if (ACCUMULATE) {
+    float before[COUNT];
+    load_vector(before, to);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] += before[i];
+  }
+  store_vector(to, x);
+}
+
 // Writes or adds to dy, which points to a sequence and a channel, from position k on.
-__device__ inline void write_tile(ThreadTile& x, float* dy, int k, int length, int pitch, int t) {
+__device__ inline void write_tile(ThreadTile& x, Storage* dy, int k, int length, int pitch, int t) {
 #pragma unroll
   for (int j = 0; j < POSITIONS / 16; j++) {
 #if CHANNEL_MAJOR
     if (k + 16 * j + 4 * t < pitch)
 #pragma unroll
       for (int r = 0; r < PER_THREAD; r++) {
-        float4* to = (float4*)(dy + (long long)r * pitch + k + 16 * j + 4 * t);
-        float4 v = make_float4(x[j][r][0], x[j][r][1], x[j][r][2], x[j][r][3]);
-        if (ACCUMULATE) v.x += to->x, v.y += to->y, v.z += to->z, v.w += to->w;
-        *to = v;
+        add_or_store(dy + (long long)r * pitch + k + 16 * j + 4 * t, x[j][r]);
       }
 #else
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       int p = k + 16 * j + e / 2 * 8 + 2 * t + e % 2;
       if (p >= length) continue;
-      float* to = dy + (long long)p * ALL_CHANNELS;
-      if (PER_THREAD == 2) {
-        float2 v = make_float2(x[j][0][e], x[j][PER_THREAD - 1][e]);
-        if (ACCUMULATE) v.x += to[0], v.y += to[1];
-        *(float2*)to = v;
-      } else {
-        *to = ACCUMULATE ? *to + x[j][0][e] : x[j][0][e];
-      }
+      float v[PER_THREAD];
+      for (int r = 0; r < PER_THREAD; r++) v[r] = x[j][r][e];
+      add_or_store(dy + (long long)p * ALL_CHANNELS, v);
     }
 #endif
   }
 }
 
-__device__ inline void consume_tiles(float* dy, float* partial, int length, int tiles,
+__device__ inline void consume_tiles(Storage* dy, float* partial, int length, int tiles,
                                      int y_pitch, float w_inverse_scale, Memory* memory) {
   int thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
   int group = uniform(thread / 128), team = group / GROUPS_PER_TILE, part = group % GROUPS_PER_TILE;
@@ -226,6 +228,9 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
 #pragma unroll
   for (int i = 0; i < COLUMNS / 4 * PER_THREAD; i++)
     total[i / 2 / PER_THREAD][i / 2 % PER_THREAD][i % 2] = 0;
+  float sum[COLUMNS / 2];
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0;
   for (int i = team; blockIdx.x + i * gridDim.x < tiles; i += TILES_AT_A_TIME) {
     int tile = blockIdx.x + i * gridDim.x, k = tile % tiles_each * POSITIONS;
     GradientStage* gradient = memory->gradients + i % GRADIENTS;
@@ -238,12 +243,12 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
     pin_registers(dz);
     wgmma_fence();
 #pragma unroll
-    for (int product = 0; product < 3; product++)  // in this order: low high, high low, high high
+    for (int product = NARROW ? 2 : 0; product < 3; product++)  // in this order: low high, high low, high high
 #pragma unroll
       for (int q = 0; q < STEPS; q++)
         wgmma(dz, advance(table, ((product == 0) * STEPS + q) * 2048 * GROUPS_PER_TILE),
               advance(positions, ((product == 1) * STEPS + q) * 32 * POSITIONS),
-              product + q > 0);
+              product > (NARROW ? 2 : 0) || q > 0);
     wgmma_commit();
     ThreadTile z, derivative;
     mbarrier_wait(memory->full + i % STAGES, i / STAGES & 1);
@@ -268,7 +273,8 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
     for (int r = 0; r < PER_THREAD; r++) largest[r] = 0;
 #pragma unroll
     for (int j = 0; j < POSITIONS / 8; j++) {
-      float2 inverse_scales = *(const float2*)(gradient->inverse_scale + 8 * j + 2 * t);
+      float2 inverse_scales = {1, 1};
+      if constexpr (!NARROW) inverse_scales = *(const float2*)(gradient->inverse_scale + 8 * j + 2 * t);
 #pragma unroll
       for (int r = 0; r < PER_THREAD; r++)
 #pragma unroll
@@ -288,27 +294,28 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
     for (int r = 0; r < 2; r++) {
       float scale = 0;  // of rows without a channel
       if (r < PER_THREAD)
-        scale = power_of_two_scale(warp_max(largest[r % PER_THREAD], 3), inverse_scale[r % PER_THREAD]);
+        scale = operand_scale(largest[r % PER_THREAD], 3, inverse_scale[r % PER_THREAD]);
 #pragma unroll
       for (int j = 0; j < POSITIONS / 16; j++)
 #pragma unroll
         for (int far = 0; far < 2; far++) {
           const float* x = z[j][r % PER_THREAD] + 2 * far;
           if (r < PER_THREAD)
-            split_fp16(x[0] * scale, x[1] * scale, high[j][r + 2 * far], low[j][r + 2 * far]);
+            split_operand(x[0] * scale, x[1] * scale, high[j][r + 2 * far], low[j][r + 2 * far]);
           else
             high[j][r + 2 * far] = low[j][r + 2 * far] = 0;
         }
     }
-    float sum[COLUMNS / 2];
     pin_registers(sum);
     wgmma_fence();
+    if constexpr (!NARROW) {
 #pragma unroll
-    for (int j = 0; j < POSITIONS / 16; j++)
-      add_products<0>(sum, low[j], advance(columns, 256 * j), j > 0);
+      for (int j = 0; j < POSITIONS / 16; j++)
+        add_products<0>(sum, low[j], advance(columns, 256 * j), j > 0);
 #pragma unroll
-    for (int j = 0; j < POSITIONS / 16; j++)
-      add_products<0>(sum, high[j], advance(columns, 256 * j + COLUMNS * POSITIONS * 2), 1);
+      for (int j = 0; j < POSITIONS / 16; j++)
+        add_products<0>(sum, high[j], advance(columns, 256 * j + COLUMNS * POSITIONS * 2), 1);
+    }
 #pragma unroll
     for (int j = 0; j < POSITIONS / 16; j++)
       add_products<0>(sum, high[j], advance(columns, 256 * j), 1);
@@ -316,13 +323,14 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
     wgmma_wait<0>();
     pin_registers(sum);
     if (lane == 0) mbarrier_arrive(memory->gradient_empty + i % GRADIENTS);
+    if constexpr (!NARROW)
 #pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j++)
+      for (int j = 0; j < COLUMNS / 8; j++)
 #pragma unroll
-      for (int r = 0; r < PER_THREAD; r++)
+        for (int r = 0; r < PER_THREAD; r++)
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++)
-          total[j][r][odd] = fmaf(sum[4 * j + 2 * r + odd], inverse_scale[r], total[j][r][odd]);
+          for (int odd = 0; odd < 2; odd++)
+            total[j][r][odd] = fmaf(sum[4 * j + 2 * r + odd], inverse_scale[r], total[j][r][odd]);
   }
   if (!valid) return;
   float* to = partial + (long long)(blockIdx.x * TILES_AT_A_TIME + team) * COLUMNS * (CHANNELS + 1) + channel;
@@ -331,11 +339,12 @@ __device__ inline void consume_tiles(float* dy, float* partial, int length, int 
 #pragma unroll
     for (int r = 0; r < PER_THREAD; r++)
 #pragma unroll
-      for (int odd = 0; odd < 2; odd++) to[(8 * j + 2 * t + odd) * CHANNELS + r] = total[j][r][odd];
+      for (int odd = 0; odd < 2; odd++)
+        to[(8 * j + 2 * t + odd) * CHANNELS + r] = NARROW ? sum[4 * j + 2 * r + odd] : total[j][r][odd];
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-backward(const float* dout, const float* y, const float* weight, float* dy, float* partial,
+backward(const Storage* dout, const Storage* y, const float* weight, Storage* dy, float* partial,
          int length, int tiles, int y_pitch) {
   extern __shared__ __align__(128) unsigned char shared[];
   Memory* memory = (Memory*)shared;
@@ -357,7 +366,7 @@ backward(const float* dout, const float* y, const float* weight, float* dy, floa
       mbarrier_init(memory->gradient_empty + i, 4 * GROUPS_PER_TILE);
     }
   }
-  float w_inverse_scale, w_scale = power_of_two_scale(weights.largest(memory->scratch), w_inverse_scale);
+  float w_inverse_scale, w_scale = operand_scale(weights.largest(memory->scratch), 0, w_inverse_scale);
   if (threadIdx.x >= 256)
     for (int i = 0; i < STAGES; i++) {
       int tile = blockIdx.x + i * gridDim.x;

@@ -8,8 +8,8 @@
 #define STEPS (CHANNELS / 16)
 
 struct Memory {
-  uint4 weights[2][STEPS][2][COLUMNS];  // [high, low][16 channels][8 channels][column]: eight channels
-  float stages[STAGES][STAGE];
+  uint4 weights[PARTS][STEPS][2][COLUMNS];  // [high, low][16 channels][8 channels][column]: eight channels
+  Storage stages[STAGES][STAGE];
   float bias[COLUMNS], scratch[32];
   Mbarrier full[STAGES], empty[STAGES];
 };
@@ -32,7 +32,7 @@ __device__ inline void add_products(float (&sum)[COLUMNS / 2], const unsigned (&
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const float* y, const float* weight, const float* bias, float* out, int length, int tiles,
+forward(const Storage* y, const float* weight, const float* bias, Storage* out, int length, int tiles,
         int y_pitch) {
   extern __shared__ __align__(128) unsigned char shared[];
   Memory* memory = (Memory*)shared;
@@ -52,7 +52,7 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
       mbarrier_init(memory->empty + i, 4 * GROUPS_PER_TILE);
     }
   for (int i = thread; i < COLUMNS; i += THREADS) memory->bias[i] = bias[i];
-  float w_inverse_scale, w_scale = power_of_two_scale(weights.largest(memory->scratch), w_inverse_scale);
+  float w_inverse_scale, w_scale = operand_scale(weights.largest(memory->scratch), 0, w_inverse_scale);
   int tiles_copied = 0;  // by the producers
   auto copy_up_to = [&](int end) {
     for (; tiles_copied < end; tiles_copied++) {
@@ -75,7 +75,7 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
   int first = thread / 128 % GROUPS_PER_TILE * 64 + thread / 32 % 4 * 16;  // position of this warp
   for (int i = team; blockIdx.x + i * gridDim.x < tiles; i += TILES_AT_A_TIME) {
     int tile = blockIdx.x + i * gridDim.x;
-    const float* from = memory->stages[i % STAGES];
+    const Storage* from = memory->stages[i % STAGES];
     mbarrier_wait(memory->full + i % STAGES, i / STAGES & 1);
     float z[STEPS][2][2][2];  // [16 channels][position][far][odd]
 #pragma unroll
@@ -84,14 +84,16 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         int channel = 16 * q + channel_of(t, c / 2, c % 2);
-        float2 x = *(const float2*)(from + channel * (POSITIONS + 8) + first + 2 * g);
-        z[q][0][c / 2][c % 2] = x.x, z[q][1][c / 2][c % 2] = x.y;
+        float x[2];
+        load_vector(x, from + channel * PITCH + first + 2 * g);
+        z[q][0][c / 2][c % 2] = x[0], z[q][1][c / 2][c % 2] = x[1];
       }
 #else
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        float4 x = *(const float4*)(from + (first + g + 8 * r) * CHANNELS + 16 * q + 4 * t);
-        z[q][r][0][0] = x.x, z[q][r][0][1] = x.y, z[q][r][1][0] = x.z, z[q][r][1][1] = x.w;
+        float x[4];
+        load_vector(x, from + (first + g + 8 * r) * CHANNELS + 16 * q + 4 * t);
+        z[q][r][0][0] = x[0], z[q][r][0][1] = x[1], z[q][r][1][0] = x[2], z[q][r][1][1] = x[3];
       }
 #endif
     }
@@ -107,25 +109,28 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
     unsigned high[STEPS][4], low[STEPS][4];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float scale = power_of_two_scale(warp_max(largest[r], 3), inverse_scale[r]);
+      float scale = operand_scale(largest[r], 3, inverse_scale[r]);
 #pragma unroll
       for (int q = 0; q < STEPS; q++)
 #pragma unroll
         for (int far = 0; far < 2; far++)
-          split_fp16(z[q][r][far][0] * scale, z[q][r][far][1] * scale, high[q][r + 2 * far],
-                     low[q][r + 2 * far]);
+          split_operand(z[q][r][far][0] * scale, z[q][r][far][1] * scale, high[q][r + 2 * far],
+                        low[q][r + 2 * far]);
       inverse_scale[r] *= w_inverse_scale;
     }
     float sum[COLUMNS / 2];
     pin_registers(sum);
     wgmma_fence();
+    if constexpr (!NARROW) {
 #pragma unroll
-    for (int q = 0; q < STEPS; q++) add_products<0>(sum, low[q], advance(table, q * step), q > 0);
+      for (int q = 0; q < STEPS; q++) add_products<0>(sum, low[q], advance(table, q * step), q > 0);
+#pragma unroll
+      for (int q = 0; q < STEPS; q++)
+        add_products<0>(sum, high[q], advance(table, low_table + q * step), 1);
+    }
 #pragma unroll
     for (int q = 0; q < STEPS; q++)
-      add_products<0>(sum, high[q], advance(table, low_table + q * step), 1);
-#pragma unroll
-    for (int q = 0; q < STEPS; q++) add_products<0>(sum, high[q], advance(table, q * step), 1);
+      add_products<0>(sum, high[q], advance(table, q * step), !NARROW || q > 0);
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(sum);
@@ -134,15 +139,16 @@ forward(const float* y, const float* weight, const float* bias, float* out, int 
     for (int r = 0; r < 2; r++) {
       int p = k + (CHANNEL_MAJOR ? 2 * g + r : g + 8 * r);
       if (p >= length) continue;
-      float* to = out + ((long long)(tile / tiles_each) * length + p) * ALL_COLUMNS + 4 * t;
+      Storage* to = out + ((long long)(tile / tiles_each) * length + p) * ALL_COLUMNS + 4 * t;
 #pragma unroll
       for (int j = 0; j < COLUMNS / 16; j++) {
         const float* s = sum + 8 * j + 2 * r;
-        float4 x = *(const float4*)(memory->bias + 16 * j + 4 * t);
-        if (ACCUMULATE) x = *(const float4*)(to + 16 * j);
-        x.x = fmaf(s[0], inverse_scale[r], x.x), x.y = fmaf(s[1], inverse_scale[r], x.y);
-        x.z = fmaf(s[4], inverse_scale[r], x.z), x.w = fmaf(s[5], inverse_scale[r], x.w);
-        *(float4*)(to + 16 * j) = x;
+        float4 b = *(const float4*)(memory->bias + 16 * j + 4 * t);
+        float x[4] = {b.x, b.y, b.z, b.w};
+        if (ACCUMULATE) load_vector(x, to + 16 * j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = fmaf(s[e / 2 * 4 + e % 2], inverse_scale[r], x[e]);
+        store_vector(to + 16 * j, x);
       }
     }
   }

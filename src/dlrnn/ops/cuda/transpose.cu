@@ -1,5 +1,25 @@
-// Transposes between sequences [B, L, H] and the channel-major layout [B, H, stride] in fp32, which the FFTs read.
+// Transposes between sequences [B, L, H] and the channel-major layout [B, H, stride], which the FFTs read. Rows are in
+// Storage, and sequences too, or in fp32 (SEQUENCES_IN_FP32).
 // Entries of a channel-major row from L to stride are never read.
+
+#ifdef SEQUENCES_IN_FP32
+typedef float Sequence;
+struct __align__(16) Sequence4 { float e[4]; };
+#else
+typedef Storage Sequence;
+typedef Storage4 Sequence4;
+#endif
+// Numbers of either type from and to fp32.
+template <class T>
+__device__ inline float widened(T x) {
+  if constexpr (sizeof(T) == 4) return x;
+  else return to_fp32(x);
+}
+template <class T>
+__device__ inline T narrowed(float x) {
+  if constexpr (sizeof(T) == 4) return x;
+  else return from_fp32(x);
+}
 
 constexpr int POSITIONS = 128, CHANNELS = 32, LANES = 32, WARPS = THREADS / LANES;
 constexpr int STEPS = POSITIONS * CHANNELS / 4 / THREADS;  // of a thread, which handles four channels in each
@@ -40,15 +60,15 @@ __device__ inline void end_overlap(int overlap) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    to_channel_major(const Storage* from, float* to, int L, int H, int stride, int aligned, int overlap) {
+    to_channel_major(const Sequence* from, Storage* to, int L, int H, int stride, int aligned, int overlap) {
   __shared__ float tile[CHANNELS][POSITIONS + 1];
   Tile at(blockIdx.x, L, H, stride, aligned);
-  Storage4 four[STEPS];
+  Sequence4 four[STEPS];
   begin_overlap(overlap);
   if (at.whole) {
 #pragma unroll
     for (int s = 0; s < STEPS; ++s)
-      four[s] = *reinterpret_cast<const Storage4*>(from + at.sequence_at(at.j(s), at.c()));
+      four[s] = *reinterpret_cast<const Sequence4*>(from + at.sequence_at(at.j(s), at.c()));
   } else {
 #pragma unroll
     for (int s = 0; s < STEPS; ++s)
@@ -59,19 +79,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int s = 0; s < STEPS; ++s)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) tile[at.c() + e][at.j(s)] = to_fp32(four[s].e[e]);
+    for (int e = 0; e < 4; ++e) tile[at.c() + e][at.j(s)] = widened(four[s].e[e]);
   __syncthreads();
   int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
 #pragma unroll
   for (int c = warp; c < CHANNELS; c += WARPS)
 #pragma unroll
     for (int j = lane; j < POSITIONS; j += LANES)
-      if (at.whole || at.is_inside(j, c)) to[at.channel_major_at(j, c)] = tile[c][j];
+      if (at.whole || at.is_inside(j, c)) to[at.channel_major_at(j, c)] = from_fp32(tile[c][j]);
   end_overlap(overlap);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    from_channel_major(const float* rows, Storage* y, int L, int H, int stride, int aligned, int overlap) {
+    from_channel_major(const Storage* rows, Sequence* y, int L, int H, int stride, int aligned, int overlap) {
   __shared__ float tile[CHANNELS][POSITIONS + 1];
   Tile at(blockIdx.x, L, H, stride, aligned);
   int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -80,16 +100,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int c = warp; c < CHANNELS; c += WARPS)
 #pragma unroll
     for (int j = lane; j < POSITIONS; j += LANES)
-      if (at.whole || at.is_inside(j, c)) tile[c][j] = rows[at.channel_major_at(j, c)];
+      if (at.whole || at.is_inside(j, c)) tile[c][j] = to_fp32(rows[at.channel_major_at(j, c)]);
   __syncthreads();
 #pragma unroll
   for (int s = 0; s < STEPS; ++s) {
-    Storage4 four;
+    Sequence4 four;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) four.e[e] = from_fp32(tile[at.c() + e][at.j(s)]);
-    Storage* to = y + at.sequence_at(at.j(s), at.c());
+    for (int e = 0; e < 4; ++e) four.e[e] = narrowed<Sequence>(tile[at.c() + e][at.j(s)]);
+    Sequence* to = y + at.sequence_at(at.j(s), at.c());
     if (at.whole) {
-      *reinterpret_cast<Storage4*>(to) = four;
+      *reinterpret_cast<Sequence4*>(to) = four;
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e)

@@ -1,5 +1,5 @@
 // Hopper's tensor-core instruction wgmma: a group of four warps computes D [64, N] += A [64, 16] B [16, N]
-// with fp16 operands and fp32 sums.
+// with fp16 operands (bf16, if that is the storage type) and fp32 sums.
 //
 // Registers: with (g, t) = (lane / 4, lane % 4), a thread of warp w has rows 16 w + g and 16 w + g + 8: of A
 // (if A is in registers) columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, of D columns 8 j + 2 t and 8 j + 2 t + 1.
@@ -35,9 +35,14 @@ __device__ inline unsigned long long b_descriptor(const void* piece, int next_ha
 #define NUMBERS64                                                                 \
   NUMBERS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
             "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#if STORAGE_BITS == 16 && STORAGE_IS_BF16
+#define OPERANDS "bf16.bf16"
+#else
+#define OPERANDS "f16.f16"
+#endif
 #define WGMMA(WIDTH, NUMBERS, KEEP)                            \
   "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " KEEP ", 0;\n\t"     \
-  "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.f16.f16 {" NUMBERS "}, "
+  "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32." OPERANDS " {" NUMBERS "}, "
 
 // D = A B + (keep ? D : 0), A in registers. TRANSPOSED: B is stored row by row instead of column by column.
 #define FROM_REGISTERS(COUNT, WIDTH, NUMBERS, D, A, B, KEEP, FLAG)                            \
