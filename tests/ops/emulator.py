@@ -19,6 +19,7 @@ from dlrnn.ops.cuda import (
     convolution,
     nvrtc,
     output_stage,
+    recurrence_step,
     vandermonde,
 )
 
@@ -34,7 +35,7 @@ def emulate(monkeypatch, folder: Path) -> None:
         return Kernel(_compiled(files, defines, folder), name, shared_bytes)
 
     monkeypatch.setattr(nvrtc, "load", load)
-    for module in (channel_vandermonde, convolution, output_stage, vandermonde):
+    for module in (channel_vandermonde, convolution, output_stage, recurrence_step, vandermonde):
         monkeypatch.setattr(module, "multiprocessors", lambda _: MULTIPROCESSORS)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dlrnn import ops
 from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
-from dlrnn.nn.streaming import Modes, RecurrentState
+from dlrnn.nn.streaming import Modes, RecurrentState, StepModes
 from dlrnn.ops.checks import REAL, require_count, require_dtype, require_steps
 
 Cast = Literal["real", "prod"]
@@ -146,23 +146,29 @@ class DLR(KernelMixer):
         """
         if self.W.dtype not in REAL:
             require_dtype("the parameters of a DLR layer", self.W)
-        log_modulus = -self.log_lambda_re.double().square()
-        if self.log_lambda_im is None:
-            W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
-            log_lambda = torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1)
-            return Modes(W, log_lambda, self.D)
-        phase = self.log_lambda_im.double()
-        return Modes(self.W, torch.stack((log_modulus, phase), dim=-1), self.D)
+        W: Tensor = self.W
+        if self.real:
+            W = torch.cat((W, torch.zeros_like(W)), dim=-1)
+        return Modes(W, self._exponents().log_lambda(), self.D)
+
+    def _exponents(self) -> ops.DLRExponents:
+        return ops.DLRExponents(self.log_lambda_re, self.log_lambda_im)
 
     # ------------------------------------------------------------------------------ streaming
 
     def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
         """One position, [B, H]: `s' = lambda s + u`, `y = Re(sum_n W_n s'_n) + D u`."""
-        if self.cast == "prod" or self.kernel_length or not isinstance(state, RecurrentState):
-            return super()._read_step(u, state)  # pairs of states, a window, or online convolution
-        W, log_lambda, D = self.modes()
-        y, s = ops.step(u, W, log_lambda, state.x)
-        return y + D * u, RecurrentState(s, state.past, state.oldest)
+        if self.kernel_length or not isinstance(state, RecurrentState):
+            return super()._read_step(u, state)  # a window, or online convolution
+        W, log_lambda, D = self._step_modes()
+        y, s = ops.step(u, W, log_lambda, state.x, skip=D)
+        return y, RecurrentState(s, state.past, state.oldest)
+
+    def _step_modes(self) -> Modes | StepModes:
+        """The modes, with the parameters themselves instead of log lambda if that is all."""
+        if self.cast == "prod" or self.real:
+            return self._streaming_modes()
+        return StepModes(self.W, self._exponents(), self.D)
 
     def _streaming_states(self) -> int | None:
         if self.cast == "real":
