@@ -212,4 +212,5 @@ def test_every_plan_covers_its_rows_and_fits_every_gpu(own, pairs, multiprocesso
         rows = batch if own else batch * channels
         assert plan.groups == (channels if own else 1)
         assert rows <= plan.parts * plan.share < rows + plan.share
-        assert plan.shared_bytes(window=not pairs) <= 99 * 1024
+        resident = 2 if plan.threads <= 256 else 1  # of 100 KiB on consumer GPUs, 1 KiB reserved
+        assert resident * (plan.shared_bytes(window=not pairs) + 1024) <= 100 * 1024

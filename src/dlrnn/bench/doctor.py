@@ -196,9 +196,15 @@ def _sections(device: torch.device) -> _Case:
 def _step(device: torch.device) -> _Case:
     u, (W, log_lambda) = _signal(device, 1, ROWS), _modes(device)
     state = _signal(device, 1, ROWS, STATES, 2)
+
+    def results(y: Tensor, after: Tensor) -> Tensor:
+        return torch.cat((y.flatten(), after.flatten()))
+
     return (
-        lambda: ops.step(u, W, log_lambda, state)[1],
-        lambda: reference.recurrence(u[:, None].cpu(), W.cpu(), log_lambda.cpu(), state.cpu())[1],
+        lambda: results(*ops.step(u, W, log_lambda, state)),
+        lambda: results(
+            *reference.recurrence(u[:, None].cpu(), W.cpu(), log_lambda.cpu(), state.cpu())
+        ),
     )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.checks import in_transform
 from dlrnn.ops.cuda import recurrence_step as kernels
-from dlrnn.ops.dispatch import op, uses_fused
+from dlrnn.ops.dispatch import op, runs_eagerly, uses_fused
 from dlrnn.ops.pairs import DLRExponents, pair_product, powers
-from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
+from dlrnn.ops.vandermonde import COMPLEX, vandermonde, vandermonde_adjoint
 
 LogLambda = Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
 
@@ -106,17 +106,41 @@ def _step(  # noqa: PLR0917
     """`step` in PyTorch."""
     if phase is not None:
         log_lambda = DLRExponents(log_lambda, phase).log_lambda()
-    lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N] or [H, N]
+    lam = powers(log_lambda, 1)
+    gone = None if leaving is None else powers(log_lambda, window)
+    carry = _carry if runs_eagerly(u) else _carry_in_pairs
+    y, x = carry(u, W, lam, state, gone, leaving)
+    return (y.contiguous() if skip is None else torch.addcmul(y, skip, u)), x
+
+
+def _carry(  # noqa: PLR0917
+    u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`Re(W x')` and `x' = lam x + u - gone leaving`, in complex arithmetic."""
+    x = torch.view_as_complex(state.contiguous()).to(torch.complex128)
+    x = torch.addcmul(u.to(x.dtype)[..., None], torch.view_as_complex(lam), x)
+    if gone is not None and leaving is not None:
+        inputs = leaving.to(x.dtype)[..., None]
+        x = torch.addcmul(x, torch.view_as_complex(gone), inputs, value=-1)
+    x = x.to(COMPLEX[state.dtype])
+    products = torch.view_as_complex(W.contiguous()) * x.to(COMPLEX[W.dtype])
+    return products.sum(-1).real, torch.view_as_real(x)
+
+
+def _carry_in_pairs(  # noqa: PLR0917
+    u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in real arithmetic, which compilers fuse."""
+    lam_re, lam_im = lam.unbind(-1)  # [N] or [H, N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
     re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)
     im = (lam_re * x_im).addcmul_(lam_im, x_re)
-    if leaving is not None:
-        gone = powers(log_lambda, window) * leaving[..., None, None]
-        re, im = re - gone[..., 0], im - gone[..., 1]
+    if gone is not None and leaving is not None:
+        re = re - gone[..., 0] * leaving[..., None]
+        im = im - gone[..., 1] * leaving[..., None]
     x = torch.stack((re.to(state.dtype), im.to(state.dtype)), dim=-1)
     products = W * x.to(W.dtype)  # no matrix product: autocast would round it
-    y = (products[..., 0] - products[..., 1]).sum(-1)
-    return (y if skip is None else y + skip * u), x
+    return (products[..., 0] - products[..., 1]).sum(-1), x
 
 
 def _windowed_step(  # noqa: PLR0917

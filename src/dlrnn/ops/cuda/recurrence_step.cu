@@ -171,7 +171,7 @@ recurrence_step(const float* __restrict__ u, const float* __restrict__ W, const 
             result.e[2 * j] = rounded_once(l.re, l.re_low, re, -l.im, -l.im_low, im, now.u);
             result.e[2 * j + 1] = rounded_once(l.re, l.re_low, im, l.im, l.im_low, re, 0);
 #else
-            double next_re = l.re * re - l.im * im + now.u, next_im = l.re * im + l.im * re;
+            double next_re = now.u + l.re * re - l.im * im, next_im = l.re * im + l.im * re;
             if (WINDOW) next_re -= gone[k][j].re * now.leaving, next_im -= gone[k][j].im * now.leaving;
             result.e[2 * j] = (Number)next_re, result.e[2 * j + 1] = (Number)next_im;
 #endif

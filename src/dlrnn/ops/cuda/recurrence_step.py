@@ -14,7 +14,8 @@ from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda.nvrtc import aligned, ceil_div
 
 FILES = ("recurrence_step.cu",)
-MOST_ROWS = 1024  # of a block: their sums are in shared memory
+BLOCKS = 2  # for each multiprocessor, where there are many rows
+MOST_SUMS = 2048  # of a block, in shared memory: one for each row and warp of its team
 FAST_FLOAT64 = (8, 0), (9, 0), (10, 0)
 """Compute capabilities with at least half as many float64 units as fp32 units."""
 
@@ -180,8 +181,9 @@ def make_plan(
     most = Plan(team, unroll, pairs, 0, 0, 0, 0).most_threads
     teams = min(most // team, group_rows, ceil_div(rows, multiprocessors))
     teams = max(1 << teams.bit_length() - 1, 32 // team)
-    parts = max(1, min(ceil_div(group_rows, teams), ceil_div(2 * multiprocessors, groups)))
-    share = min(MOST_ROWS, ceil_div(ceil_div(group_rows, parts), teams) * teams)
+    parts = max(1, min(ceil_div(group_rows, teams), ceil_div(BLOCKS * multiprocessors, groups)))
+    most_rows = max(teams, MOST_SUMS // ceil_div(team, 32))
+    share = min(most_rows, ceil_div(ceil_div(group_rows, parts), teams) * teams)
     parts = ceil_div(group_rows, share)
     return Plan(team, unroll, pairs, team * teams, groups, parts, share)
 
