@@ -20,7 +20,7 @@ def fused(monkeypatch, request):
     """`ops.step` runs its kernel: emulated on a CPU."""
     if DEVICE.type == "cpu":
         request.getfixturevalue("emulated")
-        monkeypatch.setattr(recurrence, "_may_fuse", lambda *_: True)
+        monkeypatch.setattr(recurrence, "may_fuse", lambda *_: True)
         monkeypatch.setattr(recurrence, "uses_fused", lambda *_: True)
         yield
     else:
@@ -60,9 +60,18 @@ SIZES = [
     (5, 4, 33),  # an odd number of states: vectors of one
     (3, 2, 1),
     (9, 5, 16),  # several rows for a warp
-    (2, 1, 3000),  # more than one chunk
-    (70, 3, 6),  # the rows of a block are more than its teams
+    (20, 2, 5000),  # three chunks; two sequences alone would test a cancellation
+    (40, 12, 64),  # a team has several rows, of different channels
 ]
+
+
+def test_the_sizes_have_several_chunks_and_several_rows_of_a_team():
+    """On the emulator's three multiprocessors."""
+    plans = {size: make_plan(*size, own=False, pairs=True, multiprocessors=3) for size in SIZES}
+    chunked, repeated = plans[20, 2, 5000], plans[40, 12, 64]
+    assert 2 * chunked.team * chunked.unroll < 5000
+    assert repeated.share > 2 * repeated.threads // repeated.team
+    assert repeated.share > 40
 
 
 @pytest.mark.usefixtures("arithmetic")

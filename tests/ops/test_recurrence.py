@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_compilers_see_one_op(windowed):
 
 def test_a_compiled_layer_streams_without_breaks(monkeypatch, unchecked):
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(sys.modules["dlrnn.ops.recurrence"], "_may_fuse", lambda *_: True)
+        monkeypatch.setattr(sys.modules["dlrnn.ops.recurrence"], "may_fuse", lambda *_: True)
     for options in ({}, {"kernel_length": 3}):
         layer = DLR(4, 6, **options).to(DEVICE).eval()
         backend = EagerAndRecordGraphs()
@@ -121,6 +122,18 @@ def test_a_compiled_layer_streams_without_breaks(monkeypatch, unchecked):
                 assert_close(y, expected_y, 1e-6)
                 assert_close(state.x, expected_state.x, 1e-6)
         assert any("dlrnn" in str(node.target) for node in backend.graphs[0].graph.nodes)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_kernel_is_not_for_recorded_gradients_nor_for_the_cpu():
+    may_fuse = sys.modules["dlrnn.ops.recurrence"].may_fuse
+    plain, leaf = (SimpleNamespace(is_cuda=True, requires_grad=each) for each in (False, True))
+    on_cpu = SimpleNamespace(is_cuda=False, requires_grad=False)
+    assert may_fuse(plain, None, plain)
+    for given in ((plain, leaf), (leaf, plain), (plain, on_cpu), (on_cpu, plain)):
+        assert not may_fuse(*given)
+    with torch.no_grad():
+        assert may_fuse(plain, leaf)
 
 
 def test_gradients_through_a_state_are_those_of_pytorch():

@@ -40,7 +40,7 @@ def step(
     """
     exponents, phase = _as_tensors(log_lambda)
     given = u, W, exponents, phase, state, skip, leaving
-    if _may_fuse(*given):
+    if may_fuse(*given):
         y, x = _step_op(*given, window)
         return y, x
     uses_fused("step", u)  # raises if the fused kernel was requested
@@ -69,7 +69,7 @@ def windowed_step(  # noqa: PLR0917
     """
     exponents, phase = _as_tensors(log_lambda)
     given = u, W, exponents, phase, state, skip, past
-    if _may_fuse(*given):
+    if may_fuse(*given):
         y, x, past, oldest = _windowed_step_op(*given, oldest)
         return y, x, past, oldest
     uses_fused("step", u)  # raises if the fused kernel was requested
@@ -85,7 +85,7 @@ def _as_tensors(log_lambda: Tensor | DLRExponents) -> tuple[Tensor, Tensor | Non
     return log_lambda
 
 
-def _may_fuse(u: Tensor, *others: Tensor | None) -> bool:
+def may_fuse(u: Tensor, *others: Tensor | None) -> bool:
     """Whether nothing speaks against the fused kernel that a compiler must know."""
     if not u.is_cuda or torch.compiler.is_exporting() or in_transform():
         return False
