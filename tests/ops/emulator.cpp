@@ -175,6 +175,9 @@ static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
 static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 static int __float_as_int(float x) { return bits_of<int>(x); }
 static float __int_as_float(int x) { return bits_of<float>(x); }
+static float __fadd_rn(float x, float y) { return x + y; }  // without -mfma g++ contracts nothing
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static float exp2_approx(float x) { return exp2f(x); }
 static float reciprocal_approx(float x) { return 1 / x; }
 template <class T> T opaque(T x) { return x; }

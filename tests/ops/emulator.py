@@ -19,6 +19,7 @@ from dlrnn.ops.cuda import (
     convolution,
     nvrtc,
     output_stage,
+    recurrence_step,
     vandermonde,
 )
 
@@ -39,7 +40,7 @@ def emulate(monkeypatch, folder: Path) -> None:
 
     monkeypatch.setattr(nvrtc, "load", load)
     monkeypatch.setattr(nvrtc, "run", run)
-    for module in (channel_vandermonde, convolution, output_stage, vandermonde):
+    for module in (channel_vandermonde, convolution, output_stage, recurrence_step, vandermonde):
         monkeypatch.setattr(module, "multiprocessors", lambda _: MULTIPROCESSORS)
 
 

@@ -1,4 +1,7 @@
-"""Every CUDA kernel compiles for a Hopper GPU with NVRTC, the compiler of users, without a GPU."""
+"""Every CUDA kernel compiles with NVRTC, the compiler of users, without a GPU.
+
+All for Hopper; portable ones for every architecture since compute capability 8.0.
+"""
 
 import ctypes
 
@@ -12,6 +15,7 @@ from dlrnn.ops.cuda import (
     long_convolution,
     nvrtc,
     output_stage,
+    recurrence_step,
     vandermonde,
 )
 from dlrnn.ops.dlr_layer import layer_backward_op, layer_op
@@ -62,8 +66,29 @@ def run_layer(both, dtype):
     layer_backward_op(out, *kept, re, W, D, weight, "gelu", torch.float32)
 
 
+def step(states, own, dtype):
+    """A step of the recurrence, of a DLR with and without its parameters, and with a window."""
+    u, W, x = (
+        torch.zeros(2, 3),
+        torch.zeros(3, states, 2),
+        torch.zeros(2, 3, states, 2, dtype=dtype),
+    )
+    log_lambda = torch.zeros(*((3,) if own else ()), states, 2, dtype=torch.float64)
+    root = torch.zeros(states)
+    recurrence_step.step(u, W, log_lambda, None, x, None)
+    recurrence_step.step(u, W, root, root, x, u[0])
+    recurrence_step.step(u, W, root, root, x, None, u, 9)
+    oldest = torch.zeros(1, dtype=torch.int64)
+    recurrence_step.windowed_step(u, W, log_lambda, None, x, None, torch.zeros(2, 9, 3), oldest)
+
+
 @pytest.fixture
-def compiled(monkeypatch):
+def capability(request):
+    return getattr(request, "param", (9, 0))
+
+
+@pytest.fixture
+def compiled(monkeypatch, capability):
     """Kernels are compiled instead of loaded, and a launch does nothing."""
     try:
         nvrtc.library()
@@ -74,13 +99,15 @@ def compiled(monkeypatch):
     def load(files, name, defines, shared_bytes, device):
         if (files, defines) not in found:
             source = "\n".join((nvrtc.SOURCES / file).read_text() for file in files)
-            options = ["--gpu-architecture=sm_90a", "--std=c++17"]
+            architecture = nvrtc.architecture(capability)
+            options = [f"--gpu-architecture={architecture}", "--std=c++17"]
             options += [f"-D{key}={value}" for key, value in defines]
             found[files, defines] = nvrtc.compile_source(source, options)
         assert name.encode() in found[files, defines]
         return nvrtc.Kernel(ctypes.c_void_p(), shared_bytes, 0)
 
     monkeypatch.setattr(nvrtc, "load", load)
+    monkeypatch.setattr(nvrtc, "capability", lambda _: capability)
     monkeypatch.setattr(nvrtc.Kernel, "__call__", lambda *_: None)
     return found
 
@@ -118,6 +145,28 @@ def compiled(monkeypatch):
 def test_kernels_compile(compiled, run, arguments):
     run(*arguments)
     assert compiled
+
+
+PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
+NEWER = [(convolve, (16384, 16384, 0)), (convolve, (65536, 32768, 32768, torch.float16))]
+
+
+@pytest.mark.parametrize(
+    ("capability", "run", "arguments"),
+    [
+        *((have, *each) for have in [(8, 0), (8, 6), (8, 9), (9, 0)] for each in PORTABLE),
+        *((have, *each) for have in [(10, 0), (12, 0)] for each in PORTABLE + NEWER),
+    ],
+    indirect=["capability"],
+)
+def test_kernels_compile_for_every_architecture_that_they_support(compiled, run, arguments):
+    run(*arguments)
+    assert compiled
+
+
+def test_only_hopper_has_an_architecture_of_its_own():
+    names = [nvrtc.architecture(have) for have in ((8, 0), (8, 9), (9, 0), (12, 0))]
+    assert names == ["sm_80", "sm_89", "sm_90a", "sm_120"]
 
 
 def test_kernels_compile_for_tf32(compiled):

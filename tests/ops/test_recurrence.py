@@ -1,9 +1,13 @@
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support import DEVICE, assert_agree, assert_close, random_modes
+from torch._dynamo.testing import EagerAndRecordGraphs
 
-from dlrnn import ops
-from dlrnn.ops import reference
+from dlrnn import DLR, ops
+from dlrnn.ops import dispatch, reference
 
 B, L, H, N = 2, 37, 3, 5
 
@@ -89,3 +93,58 @@ def test_prod_modes_make_the_prod_kernel(states):
     W_pairs, log_pairs = ops.prod_modes(W, log_lambda)
     assert log_pairs.shape == (states * (states + 1) // 2, 2)
     assert_close(ops.vandermonde(W_pairs, log_pairs, 50), re * im, 1e-12)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_compilers_see_one_op(windowed):
+    u, W, log_lambda, x = (t.detach().float() for t in problem())
+    given = u[:, 0], W, log_lambda.double(), None, x.double() if windowed else x, u[0, 0]
+    if windowed:
+        ring = torch.randn(B, 5, H, device=DEVICE), torch.tensor([4], device=DEVICE)
+        torch.library.opcheck(torch.ops.dlrnn.windowed_step.default, (*given, *ring))
+    else:
+        torch.library.opcheck(torch.ops.dlrnn.step.default, (*given, None, 0))
+        torch.library.opcheck(torch.ops.dlrnn.step.default, (*given, u[:, 1], 3))
+
+
+def test_a_compiled_layer_streams_without_breaks(monkeypatch, unchecked):
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(sys.modules["dlrnn.ops.recurrence"], "may_fuse", lambda *_: True)
+    for options in ({}, {"kernel_length": 3}):
+        layer = DLR(4, 6, **options).to(DEVICE).eval()
+        backend = EagerAndRecordGraphs()
+        step = torch.compile(layer.step, fullgraph=True, backend=backend)
+        with torch.no_grad():
+            state = expected_state = layer.initial_state(2)
+            for x in torch.randn(5, 2, 4, device=DEVICE):
+                y, state = step(x, state)
+                expected_y, expected_state = layer.step(x, expected_state)
+                assert_close(y, expected_y, 1e-6)
+                assert_close(state.x, expected_state.x, 1e-6)
+        assert any("dlrnn" in str(node.target) for node in backend.graphs[0].graph.nodes)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_kernel_is_not_for_recorded_gradients_nor_for_the_cpu():
+    may_fuse = sys.modules["dlrnn.ops.recurrence"].may_fuse
+    plain, leaf = (SimpleNamespace(is_cuda=True, requires_grad=each) for each in (False, True))
+    on_cpu = SimpleNamespace(is_cuda=False, requires_grad=False)
+    assert may_fuse(plain, None, plain)
+    for given in ((plain, leaf), (leaf, plain), (plain, on_cpu), (on_cpu, plain)):
+        assert not may_fuse(*given)
+    with torch.no_grad():
+        assert may_fuse(plain, leaf)
+
+
+def test_gradients_through_a_state_are_those_of_pytorch():
+    """Where gradients are recorded, the kernel does not run."""
+    layer = DLR(4, 6).to(DEVICE)
+    x = torch.randn(2, 4, device=DEVICE, requires_grad=True)
+    with dispatch.recorded() as choices:
+        y, state = layer.step(x)
+        y, _ = layer.step(x, state)
+    assert {choice.backend for choice in choices if choice.op == "step"} == {"torch"}
+    wanted = layer.double()(torch.stack((x, x), 1).double())[:, 1]
+    assert_close(y, wanted, 1e-5)
+    have, want = (torch.autograd.grad(each.sum(), x)[0] for each in (y, wanted))
+    assert_close(have, want, 1e-5)

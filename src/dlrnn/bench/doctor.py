@@ -119,7 +119,7 @@ def _cases() -> dict[str, tuple[Any, ...]]:
         "thin_linear": (ops.linear, F.linear, random(LENGTH, ROWS), random(32, ROWS), random(32)),
         "zero_order_hold": (ops.zero_order_hold, _exact_gain, shared, dt),
         "sections": (dplr_kernel, _exact_dplr_kernel, system, LENGTH),
-        "step": (_step, reference.recurrence, *step),
+        "step": (_step, _exact_step, *step),
     }
 
 
@@ -151,8 +151,12 @@ def _exact_dplr_kernel(system: DPLR, length: int) -> Tensor:
     return torch.stack(outputs, dim=-1)
 
 
-def _step(u: Tensor, W: Tensor, log_lambda: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return ops.step(u[:, 0], W, log_lambda, state)
+def _step(u: Tensor, W: Tensor, log_lambda: Tensor, state: Tensor) -> Tensor:
+    return torch.cat([x.flatten() for x in ops.step(u[:, 0], W, log_lambda, state)])
+
+
+def _exact_step(*arguments: Tensor) -> Tensor:
+    return torch.cat([x.flatten() for x in reference.recurrence(*arguments)])
 
 
 # ---------------------------------------------------------------------------------- layers

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dlrnn import ops
 from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
-from dlrnn.nn.streaming import Modes, RecurrentState
+from dlrnn.nn.streaming import Modes, RecurrentState, StepModes
 from dlrnn.ops.checks import REAL, require_count, require_dtype, require_steps
 
 Cast = Literal["real", "prod"]
@@ -178,11 +178,18 @@ class DLR(KernelMixer):
 
     def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
         """One position, [B, H]: `s' = lambda s + u`, `y = Re(sum_n W_n s'_n) + D u`."""
-        if self.cast == "prod" or self.kernel_length or not isinstance(state, RecurrentState):
-            return super()._read_step(u, state)  # pairs of states, a window, or online convolution
-        W, log_lambda, D = self.modes()
-        y, s = ops.step(u, W, log_lambda, state.x)
-        return y + D * u, RecurrentState(s, state.past, state.oldest)
+        if self.kernel_length or not isinstance(state, RecurrentState):
+            return super()._read_step(u, state)  # a window, or online convolution
+        W, log_lambda, D = self._step_modes()
+        y, s = ops.step(u, W, log_lambda, state.x, skip=D)
+        return y, RecurrentState(s, state.past, state.oldest)
+
+    def _step_modes(self) -> Modes | StepModes:
+        """The modes, with the parameters themselves instead of log lambda if that is all."""
+        if self.cast == "prod" or self.real:
+            return self._streaming_modes()
+        parameters = ops.DLRExponents(self.log_lambda_re, self.log_lambda_im)
+        return StepModes(self.W, parameters, self.D)
 
     def _streaming_states(self) -> int | None:
         if self.cast == "real":

@@ -20,6 +20,7 @@ from dlrnn.nn.layers import is_unmodified
 from dlrnn.nn.streaming import (
     Modes,
     RecurrentState,
+    StepModes,
     attached,
     initial_state,
     read_chunk,
@@ -335,6 +336,10 @@ class KernelMixer(Mixer[KernelState]):
         """The modes of that recurrence."""
         raise NotImplementedError(f"{type(self).__name__} must define _streaming_modes")
 
+    def _step_modes(self) -> Modes | StepModes:
+        """The same for one step."""
+        return self._streaming_modes()
+
     def _skip_kernel(self, length: int) -> Tensor:
         """The kernel of `conv(K, u) + D u`: D is added to entry 0."""
         return ops.with_skip(self.kernel(length), self.D)
@@ -400,8 +405,8 @@ class KernelMixer(Mixer[KernelState]):
         if self._streaming_states() is None:
             known = self._attached_online(cast("OnlineState", state))
             return ops.online_step(u, known, self._skip_kernel, self.kernel_length)
-        modes = self._streaming_modes()
-        return read_step(u, modes, self._attached(cast("RecurrentState", state), modes))
+        before = self._attached(cast("RecurrentState", state))
+        return read_step(u, self._step_modes(), before)
 
     def _read_chunk(
         self, u: Tensor, state: KernelState | None, lengths: Tensor | None
@@ -412,15 +417,15 @@ class KernelMixer(Mixer[KernelState]):
             before = None if before is None else self._attached_online(before)
             return read_chunk_online(u, self._skip_kernel, before, lengths=lengths, window=window)
         known, modes = cast("RecurrentState | None", state), self._streaming_modes()
-        known = None if known is None else self._attached(known, modes)
+        known = None if known is None else self._attached(known)
         return read_chunk(u, modes, self._skip_kernel, known, lengths=lengths, window=window)
 
-    def _attached(self, state: RecurrentState, modes: Modes) -> RecurrentState:
+    def _attached(self, state: RecurrentState) -> RecurrentState:
         """A state made without gradients (or detached) gets them, where the inputs are known."""
-        needed = self.kernel_length and modes.log_lambda.requires_grad
-        if not needed or state.x.requires_grad or not _records_gradients():
+        if not self.kernel_length or state.x.requires_grad or not _records_gradients():
             return state
-        return attached(state, modes)
+        modes = self._streaming_modes()
+        return attached(state, modes) if modes.log_lambda.requires_grad else state
 
     def _attached_online(self, state: OnlineState) -> OnlineState:
         parameters = (getattr(self, name) for name in (*self.kernel_parameters, "D"))

@@ -29,6 +29,14 @@ class Modes(NamedTuple):
     D: Float[Tensor, " H"]
 
 
+class StepModes(NamedTuple):
+    """The same for a step, which takes DLR's parameters as they are."""
+
+    W: Float[Tensor, "H N 2"]
+    log_lambda: Float[Tensor, "N 2"] | Float[Tensor, "H N 2"] | ops.DLRExponents
+    D: Float[Tensor, " H"]
+
+
 class RecurrentState(NamedTuple):
     """The state of a layer that streams; tensors of fixed shapes, so that it can be exported.
 
@@ -145,15 +153,14 @@ def read_chunk_online(
 
 
 def read_step(
-    u: Float[Tensor, "B H"], modes: Modes, state: RecurrentState
+    u: Float[Tensor, "B H"], modes: Modes | StepModes, state: RecurrentState
 ) -> tuple[Float[Tensor, "B H"], RecurrentState]:
     """One step of the recurrence."""
     x, past, oldest = state  # not state._replace(...): torch 2.11 cannot compile that
-    window = past.shape[1]
-    if window == 0:
-        y, x = ops.step(u, modes.W, modes.log_lambda, x)
-        return y + modes.D * u, RecurrentState(x, past, oldest)
-    leaving = past.index_select(1, oldest)[:, 0]
-    y, x = ops.step(u, modes.W, modes.log_lambda, x, leaving=leaving, window=window)
-    past = past.index_copy(1, oldest, u[:, None])
-    return y + modes.D * u, RecurrentState(x, past, (oldest + 1) % window)
+    if past.shape[1] == 0:
+        y, x = ops.step(u, modes.W, modes.log_lambda, x, skip=modes.D)
+        return y, RecurrentState(x, past, oldest)
+    y, x, past, oldest = ops.windowed_step(
+        u, modes.W, modes.log_lambda, x, past, oldest, skip=modes.D
+    )
+    return y, RecurrentState(x, past, oldest)

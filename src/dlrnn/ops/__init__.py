@@ -10,14 +10,15 @@ from dlrnn.ops.dlr_layer import dlr_layer, takes_dlr_layer
 from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
-from dlrnn.ops.pairs import conjugate, pair_product, powers, prod_modes
-from dlrnn.ops.recurrence import advance, align_right, response, step
+from dlrnn.ops.pairs import DLRExponents, conjugate, pair_product, powers, prod_modes
+from dlrnn.ops.recurrence import advance, align_right, response, step, windowed_step
 from dlrnn.ops.rotary import rotate
 from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 from dlrnn.ops.zero_order_hold import zero_order_hold
 
 __all__ = [
+    "DLRExponents",
     "KernelOf",
     "OnlineState",
     "advance",
@@ -44,6 +45,7 @@ __all__ = [
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",
+    "windowed_step",
     "with_skip",
     "zero_order_hold",
 ]

@@ -36,11 +36,13 @@ FUSED = {
     "rotate": "fp32, bf16 or fp16 on a GPU, an even head width, no torch.func",
     "zero_order_hold": "a GPU, not compiled",
     "sections": "a GPU of compute capability 9.0 or later, not compiled, at most two directions",
+    "step": "fp32 parameters on a GPU of compute capability 8.0 or later, no gradients to record,"
+    " not exported, no torch.func",
 }
 """What the fused kernels of an op take."""
 
-OPS = (*FUSED, "step")
-"""Every op that asks here; `step` has only the backend `torch`."""
+OPS = tuple(FUSED)
+"""Every op that asks here."""
 
 _HAS_TRITON = find_spec("triton") is not None  # looked up once: a compiled graph cannot do it
 _requested = [os.environ.get("DLRNN_BACKEND", "")]
@@ -64,13 +66,12 @@ def uses_fused(op: str, x: Tensor, supports: Callable[[], bool] = lambda: False)
     if not requested and not x.is_cuda and not _records:
         return False
     _require_known(requested, _source())
-    able = op in FUSED and x.is_cuda and prefers_fused() and supports()
+    able = x.is_cuda and prefers_fused() and supports()
     if requested == "fused" and not able:
         name = str(x.dtype).removeprefix("torch.")
-        needs = FUSED.get(op, "nothing: it has no fused kernels")
         raise ValueError(
             f"backend 'fused' was requested ({_source()}), and {op} cannot run it on {name} tensors"
-            f" on {x.device}; its kernels take {needs}"
+            f" on {x.device}; its kernels take {FUSED[op]}"
         )
     if _records:
         _records[-1].append(Choice(op, "fused" if able else "torch", _reason(op, x, able)))
@@ -90,8 +91,6 @@ def _reason(op: str, x: Tensor, able: bool) -> str:
         return "requested"
     if able:
         return "its kernels take these tensors"
-    if op not in FUSED:
-        return "the only backend of this op"
     if not x.is_cuda:
         return "the tensors are not on a GPU"
     return f"the kernels take {FUSED[op]}" if _HAS_TRITON else "triton is not installed"

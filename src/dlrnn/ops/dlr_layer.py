@@ -21,6 +21,7 @@ from dlrnn.ops.cuda import vandermonde as kernels
 from dlrnn.ops.cuda.negacyclic_fft import SHORTEST
 from dlrnn.ops.dispatch import is_plain, op, prefers_fused, records_choices, runs_eagerly
 from dlrnn.ops.mixing import FUSED_ACTIVATIONS, FUSED_CHANNELS, FUSED_COLUMNS, mix, stored_dtype
+from dlrnn.ops.pairs import DLRExponents
 from dlrnn.ops.vandermonde import vandermonde
 
 LEAST, MOST = 2**SHORTEST // 2 + 1, 2**row_kernels.LONGEST  # positions
@@ -34,8 +35,7 @@ Parameters = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def composition(u: Tensor, parameters: Parameters, entries: int, activation: str) -> Tensor:
     """The layer as a composition of ops; `entries` is the length of the kernel."""
     log_lambda_re, log_lambda_im, W, D, weight, bias = parameters
-    log_modulus = -log_lambda_re.double().square()
-    log_lambda = torch.stack((log_modulus, log_lambda_im.double()), dim=-1)
+    log_lambda = DLRExponents(log_lambda_re, log_lambda_im).log_lambda()
     right, left = _directions(vandermonde(W, log_lambda, entries), D)
     return mix(u, right, _or_empty(left, right), weight, bias, skip=D, activation=activation)
 

@@ -1,8 +1,26 @@
 """Complex numbers as real pairs: a last dimension of 2 that holds (re, im)."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+class DLRExponents(NamedTuple):
+    """`log lambda = -re^2 + i im`, as DLR's parameters give it (`im` None: 0).
+
+    A fused step reads the parameters themselves.
+    """
+
+    re: Float[Tensor, " N"]
+    im: Float[Tensor, " N"] | None
+
+    def log_lambda(self) -> Float[Tensor, "N 2"]:
+        """The pairs (-re^2, im), in float64."""
+        decay = -self.re.double().square()
+        phase = torch.zeros_like(decay) if self.im is None else self.im.double()
+        return torch.stack((decay, phase), dim=-1)
 
 
 def pair_product(a: Float[Tensor, "*#s 2"], b: Float[Tensor, "*#s 2"]) -> Float[Tensor, "*_ 2"]:

@@ -11,9 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
-from dlrnn.ops.dispatch import uses_fused
-from dlrnn.ops.pairs import pair_product, powers
-from dlrnn.ops.vandermonde import vandermonde, vandermonde_adjoint
+from dlrnn.ops.checks import in_transform
+from dlrnn.ops.cuda import recurrence_step as kernels
+from dlrnn.ops.dispatch import op, runs_eagerly, uses_fused
+from dlrnn.ops.pairs import DLRExponents, pair_product, powers
+from dlrnn.ops.vandermonde import COMPLEX, vandermonde, vandermonde_adjoint
 
 LogLambda = Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
 
@@ -21,13 +23,14 @@ LogLambda = Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
 def step(
     u: Float[Tensor, "B H"],
     W: Float[Tensor, "H N 2"],
-    log_lambda: LogLambda,
+    log_lambda: LogLambda | DLRExponents,
     state: Float[Tensor, "B H N 2"],
     *,
+    skip: Float[Tensor, " H"] | None = None,
     leaving: Float[Tensor, "B H"] | None = None,
     window: int = 0,
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H N 2"]]:
-    """One step: `x' = lambda x + u` and `y = Re(W x')`.
+    """One step: `x' = lambda x + u` and `y = Re(W x') + skip u`.
 
     With a restricted kernel, `leaving` is the input that is now `window` steps old; its remainder,
     `lambda^window leaving`, is subtracted from the state.
@@ -35,17 +38,193 @@ def step(
     Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would add a
     phase error with every step.
     """
-    uses_fused("step", u)
-    lam_re, lam_im = powers(log_lambda, 1).unbind(-1)  # [N] or [H, N]
+    exponents, phase = _as_tensors(log_lambda)
+    given = u, W, exponents, phase, state, skip, leaving
+    if may_fuse(*given):
+        y, x = _step_op(*given, window)
+        return y, x
+    uses_fused("step", u)  # raises if the fused kernel was requested
+    return _step(*given, window)
+
+
+def windowed_step(  # noqa: PLR0917
+    u: Float[Tensor, "B H"],
+    W: Float[Tensor, "H N 2"],
+    log_lambda: LogLambda | DLRExponents,
+    state: Float[Tensor, "B H N 2"],
+    past: Float[Tensor, "B window H"],
+    oldest: Int[Tensor, "1"],
+    *,
+    skip: Float[Tensor, " H"] | None = None,
+) -> tuple[
+    Float[Tensor, "B H"],
+    Float[Tensor, "B H N 2"],
+    Float[Tensor, "B window H"],
+    Int[Tensor, "1"],
+]:
+    """A step with a restricted kernel; also the next `past` and `oldest`.
+
+    `past` is a ring of the last `window` inputs. Its oldest one, at `oldest`, leaves the state, and
+    u takes its place.
+    """
+    exponents, phase = _as_tensors(log_lambda)
+    given = u, W, exponents, phase, state, skip, past
+    if may_fuse(*given):
+        y, x, past, oldest = _windowed_step_op(*given, oldest)
+        return y, x, past, oldest
+    uses_fused("step", u)  # raises if the fused kernel was requested
+    return _windowed_step(*given, oldest)
+
+
+def _as_tensors(log_lambda: Tensor | DLRExponents) -> tuple[Tensor, Tensor | None]:
+    """DLR's parameters, or log lambda in float64 and None."""
+    if isinstance(log_lambda, Tensor):
+        return log_lambda.double(), None
+    if log_lambda.im is None or log_lambda.re.dtype != torch.float32:
+        return log_lambda.log_lambda(), None
+    return log_lambda
+
+
+def may_fuse(u: Tensor, *others: Tensor | None) -> bool:
+    """Whether nothing speaks against the fused kernel that a compiler must know."""
+    if not u.is_cuda or torch.compiler.is_exporting() or in_transform():
+        return False
+    records = torch.is_grad_enabled()
+    return all(x is None or (x.is_cuda and not (records and x.requires_grad)) for x in (u, *others))
+
+
+def _step(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    leaving: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """`step` in PyTorch."""
+    if phase is not None:
+        log_lambda = DLRExponents(log_lambda, phase).log_lambda()
+    lam = powers(log_lambda, 1)
+    gone = None if leaving is None else powers(log_lambda, window)
+    carry = _carry if runs_eagerly(u) else _carry_in_pairs
+    y, x = carry(u, W, lam, state, gone, leaving)
+    return (y.contiguous() if skip is None else torch.addcmul(y, skip, u)), x
+
+
+def _carry(  # noqa: PLR0917
+    u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`Re(W x')` and `x' = lam x + u - gone leaving`, in complex arithmetic."""
+    x = torch.view_as_complex(state.contiguous()).to(torch.complex128)
+    x = torch.addcmul(u.to(x.dtype)[..., None], torch.view_as_complex(lam), x)
+    if gone is not None and leaving is not None:
+        inputs = leaving.to(x.dtype)[..., None]
+        x = torch.addcmul(x, torch.view_as_complex(gone), inputs, value=-1)
+    x = x.to(COMPLEX[state.dtype])
+    products = torch.view_as_complex(W.contiguous()) * x.to(COMPLEX[W.dtype])
+    return products.sum(-1).real, torch.view_as_real(x)
+
+
+def _carry_in_pairs(  # noqa: PLR0917
+    u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in real arithmetic, which compilers fuse."""
+    lam_re, lam_im = lam.unbind(-1)  # [N] or [H, N]
     x_re, x_im = state.double().unbind(-1)  # [B, H, N]
     re = torch.addcmul(u[..., None], lam_re, x_re).addcmul_(lam_im, x_im, value=-1)
     im = (lam_re * x_im).addcmul_(lam_im, x_re)
-    if leaving is not None:
-        gone = powers(log_lambda, window) * leaving[..., None, None]
-        re, im = re - gone[..., 0], im - gone[..., 1]
+    if gone is not None and leaving is not None:
+        re = re - gone[..., 0] * leaving[..., None]
+        im = im - gone[..., 1] * leaving[..., None]
     x = torch.stack((re.to(state.dtype), im.to(state.dtype)), dim=-1)
     products = W * x.to(W.dtype)  # no matrix product: autocast would round it
     return (products[..., 0] - products[..., 1]).sum(-1), x
+
+
+def _windowed_step(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    past: Tensor,
+    oldest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`windowed_step` in PyTorch."""
+    window, leaving = past.shape[1], past.index_select(1, oldest)[:, 0]
+    y, x = _step(u, W, log_lambda, phase, state, skip, leaving, window)
+    return y, x, past.index_copy(1, oldest, u[:, None]), (oldest + 1) % window
+
+
+# ---------------------------------------------------------------------------------- fused
+
+
+@op("dlrnn::step")
+def _step_op(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    leaving: Tensor | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    arguments = u, W, log_lambda, phase, state, skip, leaving, window
+    if uses_fused("step", u, lambda: kernels.supports(u, W, log_lambda, state, leaving)):
+        return kernels.step(*arguments)
+    return _step(*arguments)
+
+
+@_step_op.register_fake
+def _(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    leaving: Tensor | None,
+    window: int | torch.SymInt,
+) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape), state.new_empty(state.shape)
+
+
+@op("dlrnn::windowed_step")
+def _windowed_step_op(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    past: Tensor,
+    oldest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    arguments = u, W, log_lambda, phase, state, skip, past, oldest
+    if uses_fused("step", u, lambda: kernels.supports(u, W, log_lambda, state, past)):
+        return kernels.windowed_step(*arguments)
+    return _windowed_step(*arguments)
+
+
+@_windowed_step_op.register_fake
+def _(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    state: Tensor,
+    skip: Tensor | None,
+    past: Tensor,
+    oldest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return tuple(each.new_empty(each.shape) for each in (u, state, past, oldest))  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------------------- chunks
 
 
 def advance(

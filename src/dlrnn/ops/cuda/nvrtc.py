@@ -155,12 +155,27 @@ def _run(launches: Sequence[Prepared], device: int) -> None:
             _check(error)
 
 
-def runs_on(x: Tensor, *, newer: bool = False) -> bool:
-    """Whether x is a non-empty tensor on a Hopper GPU (or a `newer` one) and NVRTC is available."""
+def runs_on(x: Tensor, *, newer: bool = False, portable: bool = False) -> bool:
+    """Whether x is a non-empty tensor on a Hopper GPU and NVRTC is available.
+
+    A `newer` GPU may have a later compute capability; a `portable` kernel needs 8.0 or later.
+    """
     if not (x.is_cuda and bool(x.numel() > 0)):
         return False
-    capability = torch.cuda.get_device_capability(x.device)
-    return (capability >= (9, 0) if newer else capability == (9, 0)) and available()
+    have = capability(x.device)
+    fits = have >= (8, 0) if portable else have >= (9, 0) if newer else have == (9, 0)
+    return fits and available()
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability; that of Hopper for a CPU, where tests emulate it."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The compiler's name; only Hopper's kernels use features of one architecture alone (`a`)."""
+    return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
 def is_hopper(device: int) -> bool:
@@ -188,8 +203,8 @@ def load(
     files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
 ) -> Kernel:
     """Kernel `name` of the concatenated source files, on a CUDA device."""
-    major, minor = torch.cuda.get_device_capability(device)
-    binary = cubin(files, defines, f"sm_{major}{minor}a")
+    here = capability(torch.device("cuda", device))
+    binary = cubin(files, defines, architecture(here))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         _make_context_current(device)
