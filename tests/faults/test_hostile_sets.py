@@ -208,7 +208,8 @@ def test_a_listing_skips_invalid_data_sets(name, kind, sets, tmp_path, monkeypat
         (other / name).write_text(texts[kind])
     else:
         plant(other / name, kind)
-    done = run_well(["data", "list", "--json"])
+    done = run_command(["data", "list", "--json"], seconds=5)
+    assert (done.status, done.faults()) == (0, []), done
     assert [row["task"] for row in json.loads(done.out)] == ["listops"]
 
 

@@ -85,7 +85,7 @@ def prepared(made, copied, tmp_path):
     def prepared(command):
         if command in ("resume", "eval", "reproduce"):
             work = copied(command, tmp_path)
-            if command == "resume":  # both are written again
+            if command == "resume":  # so that both are written again
                 edit(work / "environment.json", "torch", "0")
                 (work / "best.safetensors").unlink()
             if command == "reproduce":
@@ -109,7 +109,7 @@ def prepared(made, copied, tmp_path):
             (work / "train-00000.parquet").unlink()
         if command == "results":
             (work / "records.jsonl").write_bytes(b"")
-        (work / f"tiny/{RECIPE}" if command == "sweep" else work).mkdir(parents=True, exist_ok=True)
+        work.mkdir(exist_ok=True)
         return work, arguments[command]
 
     return prepared
