@@ -1,66 +1,38 @@
 """Untrusted run directories: nothing in their files is run, trusted or printed raw."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from hostile import (
-    CHARACTERS,
+from corpus import CHARACTERS, MIXER_PATH, hostile_configs, marked, plant_canary, side_files
+from damage import (
     EVERYTHING,
-    MIXER_PATH,
     RECIPE,
-    RUN_IN_SWEEP,
     SMALL,
+    TABLES,
     WHERE,
-    as_recipe,
-    assert_refused,
     command_line,
-    hostile_configs,
-    plant_canary,
-    python_in,
-    run_command,
-    side_files,
+    edit,
+    plant,
+    run_below,
     stop,
     tree,
-    watched,
 )
+from harness import assert_refused, run_command, run_well, watched
 
+import dlrnn
 from dlrnn.models import from_pretrained
 from dlrnn.train import load_best, train
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
-TABLES = ("recipes", "reproduce", "sweep")
-STATUS = dict.fromkeys(
-    ("eval", "export", "generate", "resume", "report", "results", *TABLES), 2
-)  # of every command on a hostile config.json
+COMMANDS = ("eval", "export", "generate", "resume", "report", "results", *TABLES)
+FOREIGN = ("os.system", "subprocess.Popen", "canary.Layer", "torch.hub.load")  # mixers
 IMPORTS_MIXER = ("eval", "export", "resume")  # the others have no use for the class
-
-
-def arguments(command, base):
-    """The command line that reads the run in `base`, and writes to `base`/out at most."""
-    table = ["--scale", "tiny", "--out", base / "runs"]
-    tables = {
-        "recipes": ["recipes", RECIPE, *table],
-        "reproduce": ["reproduce", "table1", "--only", "shift/dlr-1", *table, "--device", "cpu"],
-        "sweep": ["sweep", RECIPE, *table, "--device", "cpu"],
-    }
-    return tables.get(command) or command_line(command, base / "run", base / "out")
-
-
-def place(command, base):
-    """Where a command looks for the run."""
-    return base / "runs" / RUN_IN_SWEEP if command in TABLES else base / "run"
-
-
-@pytest.fixture(scope="module")
-def done(trained, tmp_path_factory):
-    path = Path(shutil.copytree(trained, tmp_path_factory.mktemp("runs") / "run"))
-    assert run_command(["eval", path, "--device", "cpu"], seconds=60).status == 0
-    return path
+STOPPED = ("resume", "reproduce", "sweep")  # if these accept a configuration, they train
 
 
 @pytest.fixture
@@ -71,13 +43,9 @@ def base(tmp_path, monkeypatch):
     return tmp_path
 
 
-def copied(command, base, done, request):
-    """The run that a command is tried on: complete, but stopped for commands that continue it."""
-    source = request.getfixturevalue("language") if command == "generate" else done
-    run = Path(shutil.copytree(source, place(command, base)))
-    if command in TABLES:
-        as_recipe(run)
-    return run
+def with_json(command, base):
+    """The arguments of a command, whose table is JSON."""
+    return [*command_line(command, base), *(["--json"] if command in TABLES else [])]
 
 
 def row_of(output):
@@ -86,119 +54,79 @@ def row_of(output):
     return f"{row.get('said') or ''} {row['status']}".strip()
 
 
-@pytest.mark.parametrize("command", STATUS)
-def test_a_valid_run_is_read(command, base, done, request):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_valid_run_is_read(command, base, copied):
     """Without this, every refusal below could be of something else."""
-    run = copied(command, base, done, request)
-    if command == "resume":
-        stop(run)
-    extra = ["--json"] if command in TABLES else []
-    outcome = run_command([*arguments(command, base), *extra], seconds=60)
-    assert outcome.status == 0, outcome
+    copied(command, base)
+    outcome = run_well(with_json(command, base))
     assert command not in TABLES or row_of(outcome.out) == "done"
-    assert not outcome.faults()
 
 
-def refused(command, outcome):
-    """What is wrong with the answer to a hostile config.json; "" if nothing is."""
-    if outcome.status != STATUS[command]:
-        return f"exit status {outcome.status}, not {STATUS[command]}"
+# ---------------------------------------------------------------------------------- config.json
+
+
+def assert_answer(command, outcome):
+    """The answer to a hostile config.json is one sentence, or a row of a table."""
+    assert (outcome.status, outcome.faults()) == (2, []), outcome
     if command in TABLES and outcome.out.strip():
         said = row_of(outcome.out)
-        if said in ("done", "not run") or said.endswith(" steps"):
-            return f"the table says {said!r}"
-        return "the sentence is too long" if len(said) > 1000 else ""
-    lines = [line for line in outcome.err.splitlines() if line.strip()]
-    if len(lines) != 1:
-        return f"{len(lines)} lines on stderr"
-    if len(lines[0]) > 1000:
-        return "the sentence is too long"
-    return (
-        ""
-        if "config.json" in lines[0] or "/run" in lines[0]
-        else f"the file is not named: {lines[0][:200]}"
-    )
+        assert said not in ("done", "not run")
+        assert not said.endswith(" steps")
+    else:
+        [said] = [line for line in outcome.err.splitlines() if line.strip()]
+        assert "config.json" in said or "/run" in said, "the file is not named"
+    assert len(said) <= 1000
 
 
-@pytest.mark.parametrize("command", STATUS)
-def test_hostile_configurations_are_refused_in_one_sentence(command, base, done, request):
-    run = copied(command, base, done, request)
-    if command in ("resume", "reproduce", "sweep"):
-        stop(run)  # a command that accepts the configuration would train
-    valid = json.loads((run / "config.json").read_text())
-    marker, failures, count = base / "instantiated", [], 0
-    offset = list(STATUS).index(command)  # the short form: a third, another one for each command
-    extra = ["--json"] if command in TABLES else []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hostile_configurations_are_refused_in_one_sentence(command, base, copied, case):
+    run = copied(command, base, STOPPED)
+    config, marker = run / "config.json", base / "instantiated"
+    every = list(hostile_configs(json.loads(config.read_text()), marker))
+    if not EVERYTHING:  # a third, another one for each command
+        every = [each for k, each in enumerate(every) if (k + COMMANDS.index(command)) % 3 == 0]
+    assert len(every) >= 60
+    config.unlink()
     before = tree(run)
-    del before["config.json"]
-    for number, (name, content) in enumerate(hostile_configs(valid, marker)):
-        if not EVERYTHING and (number + offset) % 3:
-            continue
-        count += 1
-        (run / "config.json").write_bytes(content)
-        outcome = run_command([*arguments(command, base), *extra])
-        wrong = outcome.faults()
-        if not name.startswith(MIXER_PATH):
-            wrong += [refused(command, outcome)]
-        elif command in IMPORTS_MIXER:
-            wrong += [refused(command, outcome), untrusted(name, outcome)]
-        if marker.exists() or (base / "imported").exists():
-            wrong += ["it ran"]
-            marker.unlink(missing_ok=True)
-            (base / "imported").unlink(missing_ok=True)
-        after = tree(run)
-        after.pop("config.json", None)
-        if after != before:
-            changed = sorted(k for k in before | after if before.get(k) != after.get(k))
-            wrong += [f"the run was written to: {changed}"]
-            shutil.rmtree(run)
-            copied(command, base, done, request)
-            if command in ("resume", "reproduce", "sweep"):
-                stop(run)
-            before = tree(run)
-            del before["config.json"]
-        if wrong := [each for each in wrong if each]:
-            failures.append(f"{name}: {'; '.join(wrong)}")
-    assert count >= 60
-    outcome = "\n".join(failures)
-    assert not failures, f"dlrnn {command}: {len(failures)} of {count} configurations\n{outcome}"
-
-
-def untrusted(name, outcome):
-    """A refusal to import names the path and the flag, if the path is not in dlrnn."""
-    path = name.removeprefix(MIXER_PATH)
-    foreign = path in ("os.system", "subprocess.Popen", "canary.Layer", "torch.hub.load")
-    named = path in outcome.err and "--trust" in outcome.err
-    return "" if named or not foreign else "the refusal names not both the path and --trust"
+    for name, content in every:
+        with case(name):
+            config.write_bytes(content)
+            outcome = run_command(with_json(command, base))
+            config.unlink()
+            assert tree(run) == before, "the run was written to"
+            assert not marker.exists()
+            assert not (base / "imported").exists()
+            assert not outcome.faults(), outcome
+            path = name.removeprefix(MIXER_PATH)
+            if path == name or command in IMPORTS_MIXER:
+                assert_answer(command, outcome)
+            if path in FOREIGN and command in IMPORTS_MIXER:
+                assert path in outcome.err
+                assert "--trust" in outcome.err
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_tables_print_hostile_text_as_text(command, base, done, request):
-    run = copied(command, base, done, request)
-    stop(run)
-    valid, failures = json.loads((run / "config.json").read_text()), []
-    for name, mark in CHARACTERS.items():
-        for where in ("task", "mixer", "key"):
-            config = json.loads(json.dumps(valid))
-            if where == "task":
-                config["task"]["name"] = f"shift{mark}"
-            elif where == "mixer":
-                config["model"]["mixer"] = f"dlr{mark}"
-            else:
-                config[f"seed{mark}"] = 1
-            (run / "config.json").write_text(json.dumps(config))
-            outcome = run_command(arguments(command, base))
-            wrong = outcome.faults()
-            if outcome.status != STATUS[command]:
-                wrong.append(f"exit status {outcome.status}")
-            if wrong:
-                failures.append(f"{name} in the {where}: {'; '.join(wrong)}")
-    assert not failures, "\n".join(failures)
+def test_tables_print_hostile_text_as_text(command, base, copied, case):
+    config = copied(command, base, TABLES) / "config.json"
+    valid = config.read_text()
+    for place, value in marked("model.mixer_options"):
+        with case(f"{place} {value}"):
+            config.write_text(valid)
+            edit(config, place, value)
+            outcome = run_command(command_line(command, base))
+            assert (outcome.status, outcome.faults()) == (2, []), outcome
+
+
+@pytest.mark.parametrize("command", ["eval", "export", "resume", "report", "results"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_a_config_that_is_no_file_is_refused(command, kind, base, copied):
+    path = plant(copied(command, base, ()) / "config.json", kind)
+    fifo = path if kind == "pipe" else None
+    assert_refused(run_command(command_line(command, base), fifo=fifo), "config.json")
 
 
 # ---------------------------------------------------------------------------------- other files
 
-READERS = ("report", "results", "eval", "resume", "recipes", "export")
 READ_BY = {
     "eval": ("result.json", "records.jsonl", "test.json", "eval-test.json"),
     "resume": ("result.json", "environment.json", "records.jsonl", "timing.jsonl"),
@@ -209,54 +137,37 @@ SHORT_FORM = {"eval": 29, "report": 7, "resume": 5, "results": 5, "recipes": 1, 
 """The short form takes every N-th file: each is no multiple of the period of the corpus."""
 
 
-@pytest.mark.parametrize("command", READERS)
-def test_hostile_side_files_give_no_traceback(command, base, done, request):
-    original = copied(command, base / "original", done, request)
-    if command == "resume":
-        stop(original)
-    failures = []
-    every = [each for each in side_files(done) if each[0] in READ_BY.get(command, (each[0],))]
+@pytest.mark.parametrize("command", SHORT_FORM)
+def test_hostile_side_files_give_no_traceback(command, base, made, copied, case):
+    original, run = copied(command, base / "original"), run_below(base, command)
+    every = side_files(made / "run")
+    every = [each for each in every if each[0] in READ_BY.get(command, (each[0],))]
     for name, what, content in every if EVERYTHING else every[:: SHORT_FORM[command]]:
-        run = place(command, base)
-        shutil.copytree(original, run, dirs_exist_ok=True)
-        (run / name).write_bytes(content)
-        outcome = run_command(arguments(command, base))
-        wrong = outcome.faults()
-        if not isinstance(outcome.status, str) and outcome.status not in (0, 2):
-            wrong.append(f"exit status {outcome.status}: {outcome.text[-200:]}")
-        if (base / "imported").exists():
-            wrong.append("it ran")
-        if wrong:
-            failures.append(f"{name}, {what}: {'; '.join(wrong)}")
-        shutil.rmtree(run)
-        shutil.rmtree(base / "out", ignore_errors=True)
-    outcome = "\n".join(failures)
-    assert not failures, f"dlrnn {command}: {len(failures)} files\n{outcome}"
+        with case(f"{name}, {what}"):
+            shutil.copytree(original, run, dirs_exist_ok=True)
+            (run / name).write_bytes(content)
+            outcome = run_command(command_line(command, base))
+            shutil.rmtree(run)
+            shutil.rmtree(base / "out", ignore_errors=True)
+            assert not outcome.faults(), outcome
+            assert outcome.status in (0, 2), outcome
+            assert not (base / "imported").exists()
 
 
 NAMES = [f"a{mark}" for mark in CHARACTERS.values() if "/" not in mark] + ["a[/foo]", "[red]"]
 
 
-@pytest.mark.parametrize("command", ["eval", "export", "resume", "report", "results", "recipes"])
-def test_names_of_folders_are_printed_without_control_characters(command, base, done, request):
-    failures = []
+@pytest.mark.parametrize("command", SHORT_FORM)
+def test_names_of_folders_are_printed_without_control_characters(command, base, copied, case):
     for name in NAMES[::4] if command == "eval" and not EVERYTHING else NAMES:
-        here = base / name
-        run = copied(command, here, done, request)
-        if command == "resume":
-            stop(run)
-        outcome = run_command(arguments(command, here), seconds=60)
-        if outcome.status != 0 or outcome.faults():
-            failures.append(f"{name!r}: exit status {outcome.status}, {outcome.faults()}")
-        (run / "config.json").write_text('{"task": 3}')
-        outcome = run_command(arguments(command, here))
-        if outcome.status != STATUS[command] or outcome.faults():
-            failures.append(f"{name!r}, damaged: exit status {outcome.status}, {outcome.faults()}")
-        shutil.rmtree(run)
-        outcome = run_command(arguments(command, here))
-        if outcome.faults():
-            failures.append(f"{name!r}, absent: {outcome.faults()}")
-    assert not failures, "\n".join(failures)
+        with case(repr(name)):
+            run, arguments = copied(command, base / name), command_line(command, base / name)
+            run_well(arguments)
+            (run / "config.json").write_text('{"task": 3}')
+            outcome = run_command(arguments)
+            assert (outcome.status, outcome.faults()) == (2, []), outcome
+            shutil.rmtree(run)
+            assert not run_command(arguments).faults()
 
 
 # ---------------------------------------------------------------------------------- trust
@@ -289,16 +200,15 @@ def user_run(base):
 def test_a_mixer_named_in_a_file_needs_trust(command, user_run, base):
     if command == "resume":
         stop(user_run)
-    outcome = run_command(arguments(command, base))
-    assert_refused(outcome, OWN, "--trust")
-    outcome = run_command([*arguments(command, base), "--trust"], seconds=60)
+    assert_refused(run_command(command_line(command, base)), OWN, "--trust")
+    outcome = run_command([*command_line(command, base), "--trust"], seconds=60)
     assert outcome.status == 0, outcome
     assert any("canary_mixer" in each for each in outcome.events)
 
 
 @pytest.mark.parametrize("command", ["report", "results"])
 def test_a_run_is_reported_without_importing_its_mixer(command, user_run, base):
-    outcome = run_command(arguments(command, base))
+    outcome = run_command(command_line(command, base))
     assert outcome.status in (0, 2)
     assert not outcome.faults()
 
@@ -321,33 +231,75 @@ def test_python_needs_trust_too(user_run, base):
 
 # ---------------------------------------------------------------------------------- current folder
 
+
+def python_in(folder, code, *arguments):
+    """What code prints when it runs in a folder, which is not on the import path."""
+    source = str(Path(dlrnn.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+NUMBA = "import dlrnn.tasks, numba; print(numba.config.CACHE_DIR, numba.config.DEBUG)"
+FIGURE = (
+    "from dlrnn.common.figures import new_figure; new_figure(1, 1); import matplotlib;"
+    "print(matplotlib.rcParams['text.usetex'])"
+)
+SETTINGS = [
+    (".numba_config.yaml", "cache_dir: here\ndebug: 1\n", NUMBA, "0"),
+    (".numba_config.yaml", "debug: 1\n", f"{NUMBA}; import yaml; yaml.safe_load('a: 1')", "0"),
+    ("matplotlibrc", "text.usetex: True\n", FIGURE, "False"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "code", "expected"), SETTINGS)
+def test_libraries_read_no_settings_of_the_current_folder(name, settings, code, expected, tmp_path):
+    """They could name the folder of numba's cache, which holds pickles, or run LaTeX."""
+    (tmp_path / name).write_text(settings)
+    assert python_in(tmp_path, code) == (expected, "")
+
+
 SHADOWS = ("torch", "numpy", "json", "rich", "safetensors", "dlrnn")
 
 
-def shadowed(folder, *given):
+@pytest.fixture
+def shadowed(tmp_path):
     """Run the command in a folder with modules that have the names of installed ones."""
+    shadow = tmp_path / "shadowed"
     for name in SHADOWS:
-        text = f"open({str(folder / 'shadowed')!r}, 'a').write({name!r})\nraise SystemExit(77)\n"
-        (folder / f"{name}.py").write_text(text)
-    code = "import sys; from dlrnn.cli import main; sys.exit(main())"
-    printed = python_in(folder, code, *given, silent=False)
-    shadow = folder / "shadowed"
-    assert not shadow.exists(), f"{shadow.read_text()} of the current folder was run"
-    return printed
+        text = f"open({str(shadow)!r}, 'a').write({name!r})\nraise SystemExit(77)\n"
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def shadowed(*given):
+        code = "import sys; from dlrnn.cli import main; sys.exit(main())"
+        printed, _ = python_in(tmp_path, code, *given)
+        assert not shadow.exists(), f"{shadow.read_text()} of the current folder was run"
+        return printed
+
+    return shadowed
 
 
-def test_the_current_folder_shadows_no_installed_package(tmp_path):
-    assert "not run" in shadowed(tmp_path, "recipes", RECIPE, "--scale", "tiny")
+def test_the_current_folder_shadows_no_installed_package(shadowed):
+    assert "not run" in shadowed("recipes", RECIPE, "--scale", "tiny")
 
 
-def test_processes_of_a_sweep_are_not_shadowed_either(tmp_path):
+def test_processes_of_a_sweep_are_not_shadowed_either(shadowed, tmp_path):
     few = [*SMALL, "--steps", "1", "--out", tmp_path / "runs", "--device", "cpu", "--json"]
-    [row] = json.loads(shadowed(tmp_path, "sweep", RECIPE, *few))
+    [row] = json.loads(shadowed("sweep", RECIPE, *few))
     assert row["status"] == "done", row
 
 
 def test_a_command_leaves_the_current_folder_off_the_front_of_the_path(base, monkeypatch):
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
-    assert run_command(["recipes", RECIPE, "--scale", "tiny"]).status == 0
+    run_well(["recipes", RECIPE, "--scale", "tiny"])
     first = [Path(each or ".").resolve() for each in sys.path[:1]]
     assert first != [base.resolve()]

@@ -1,7 +1,6 @@
 """Forged data sets on disk are refused with an error that names the file, or are read."""
 
 import json
-import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hostile import bounded_memory, deadline, run_command
+from damage import GONE, plant, put, stop_build
+from harness import assert_refused, guarded, refusal, run_command, run_well
 from support import tiny_books
 
 from dlrnn import tasks
@@ -19,334 +19,291 @@ from dlrnn.tasks.data import list_sets
 from dlrnn.tasks.storage import columns, shards
 from dlrnn.tasks.storage.build import build_set
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 TRAIN, MANIFEST = "train-00000.parquet", "manifest.json"
 COUNTS = {"train": 8, "validation": 2, "test": 2}
 TREES = {
     "listops": listops.lra(counts=COUNTS, shard_rows=5),
     "listops-subtrees": listops.subtrees(counts=COUNTS, min_length=54, max_length=63),
 }
-SETTINGS = {"listops-subtrees": {"length": 64}}
+SETTINGS = {"listops": {}, "listops-subtrees": {"length": 64}, "pg19": {"length": 16}}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    base = tmp_path_factory.mktemp("made")
+def sets(tmp_path_factory):
+    """A folder with a set of each task of SETTINGS, under the task's name."""
+    base = tmp_path_factory.mktemp("sets")
     for name, spec in TREES.items():
         build_set(spec, base / name)
-    tiny_books(base)
+    tiny_books(base).rename(base / "pg19")
     return base
 
 
 @pytest.fixture
-def trees(made, tmp_path):
-    return Path(shutil.copytree(made / "listops", tmp_path / "trees"))
+def copied(sets, tmp_path):
+    return lambda name: Path(shutil.copytree(sets / name, tmp_path / name))
 
 
 @pytest.fixture
-def copied(made, tmp_path):
-    return lambda name: Path(shutil.copytree(made / name, tmp_path / name))
+def trees(copied):
+    return copied("listops")
 
 
-def forge(folder, change):
+def forge(folder, *changes):
     """Change the manifest and update its hash, as an attacker would."""
-    path = folder / MANIFEST
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    manifest["sha256"] = shards.manifest_hash(manifest)
-    path.write_text(json.dumps(manifest))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for place, value in changes:
+        put(manifest, place, value)
+    if ("sha256", GONE) not in changes:
+        manifest["sha256"] = shards.manifest_hash(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def reshard(folder, content, file=TRAIN):
-    """Replace a shard by bytes or by a table with as many rows, and update its hash."""
-    path = folder / file
+def reshard(folder, content):
+    """Replace the first shard of the training split by bytes or a table, and update its hash."""
+    path = folder / TRAIN
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         pq.write_table(content, path, compression="zstd", row_group_size=20)
-    digest = sha256(path.read_bytes()).hexdigest()
-
-    def change(manifest):
-        [entry] = [each for each in manifest["shards"] if each["file"] == file]
-        entry["sha256"] = digest
-
-    forge(folder, change)
+    entries = json.loads((folder / MANIFEST).read_text())["shards"]
+    place = [each["file"] for each in entries].index(TRAIN)
+    forge(folder, (f"shards.{place}.sha256", sha256(path.read_bytes()).hexdigest()))
 
 
-def sampled(folder, name="listops"):
+def sampled(folder):
     """Read batches as training does."""
-    task = tasks.get(name, folder=str(folder), **SETTINGS.get(name, {}))
-    with bounded_memory(), deadline(10):
+    task = tasks.get(folder.name, folder=str(folder), **SETTINGS[folder.name])
+    with guarded():
         return [task.sample(2, step=step) for step in range(4)]
 
 
-def refused(folder, file, keywords=".", name="listops", *, verify=True):
-    """Training and `data verify` raise an error of one line that names the file."""
-    with pytest.raises(ValueError, match=keywords) as caught:
-        sampled(folder, name)
-    assert str(folder / file) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 1000
-    if verify:
-        with bounded_memory(), deadline(10):
-            problems = shards.verify(folder)
-        assert any(file in each for each in problems), problems
+def verified(folder):
+    with guarded():
+        return shards.verify(folder)
 
 
-def test_valid_sets_are_read(made):
+def refused(folder, file, words="", *, verify=True):
+    """Training and `data verify` name the file in an error of one line."""
+    with refusal(folder / file, words):
+        sampled(folder)
+    assert not verify or any(file in each for each in verified(folder))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_valid_sets_are_read(name, sets):
     """Without this test, the refusals below could have another cause."""
-    for name in TREES:
-        assert shards.verify(made / name) == []
-        sampled(made / name, name)
-    assert shards.verify(made / "set") == []
-    tasks.get("pg19", folder=str(made / "set"), length=16).sample(2)
+    assert verified(sets / name) == []
+    sampled(sets / name)
 
 
 # ---------------------------------------------------------------------------------- manifests
 
-
-def put(name, value):
-    def change(manifest):
-        *parents, last = name.split(".")
-        for each in parents:
-            manifest = manifest[int(each) if each.isdecimal() else each]
-        manifest[int(last) if last.isdecimal() else last] = value
-
-    return change
-
-
 KEYS = ("format", "task", "parameters", "counts", "shards", "shard_rows", "seed", "versions")
 WRONG = [
     *((name, value) for name in KEYS[1:] for value in (None, "text", ["a"], -1.5, {"a": None})),
-    *((("shards", [None])), ("shards", [{"file": TRAIN}]), ("shards", [[TRAIN]]), ("unknown", 1)),
+    *((name, GONE) for name in (*KEYS, "sha256")),
+    *(("shards", [None]), ("shards", [{"file": TRAIN}]), ("shards", [[TRAIN]]), ("unknown", 1)),
     *(("shards.0", {"rows": 5, "sha256": "x"}), ("shards.0.file", 3), ("shards.0.file", None)),
-    *(("shards.0.file", f"train-x/../../trees/{TRAIN}"), ("shards.0.file", f"./{TRAIN}")),
+    *(("shards.0.file", f"train-x/../../listops/{TRAIN}"), ("shards.0.file", f"./{TRAIN}")),
     *(("shards.0.file", f"/tmp/{TRAIN}"), ("shards.0.file", "train-0000\u0660.parquet")),
     *(("shards.0.rows", 0), ("shards.0.rows", -1), ("shards.0.rows", 2**63)),
     *(("shard_rows", 0), ("shard_rows", -1), ("shard_rows", 10**12), ("shard_rows", True)),
     *(("counts.train", 10**11), ("counts.train", -1), ("counts.train", 1.0), ("counts.other", 1)),
     *(("parameters.max_length", None), ("parameters.max_length", -5), ("seed", 2**64)),
     *(("remark", "\x1b[31mred"), ("remark", 5), ("format", 2), ("format", [[[]]])),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda value: str(value)[:30])
-def test_a_manifest_with_invalid_values_is_refused(name, value, trees):
-    forge(trees, put(name, value))
-    refused(trees, MANIFEST)
-
-
-@pytest.mark.parametrize("name", [*KEYS, "sha256"])
-def test_a_manifest_without_a_key_is_refused(name, trees):
-    forge(trees, lambda manifest: manifest.pop(name, None))
-    if name == "sha256":
-        manifest = json.loads((trees / MANIFEST).read_text())
-        del manifest["sha256"]
-        (trees / MANIFEST).write_text(json.dumps(manifest))
+@pytest.mark.parametrize(("place", "value"), WRONG, ids=lambda value: str(value)[:30])
+def test_a_manifest_with_invalid_values_is_refused(place, value, trees):
+    forge(trees, (place, value))
     refused(trees, MANIFEST)
 
 
 def test_counts_that_contradict_the_shards_are_refused(trees):
-    def fewer(manifest):
-        manifest["counts"]["train"] = 2**24
-        manifest["shard_rows"] = 2**20
-
-    forge(trees, fewer)
+    forge(trees, ("counts.train", 2**24), ("shard_rows", 2**20))
     refused(trees, MANIFEST, verify=False)
-    assert "the shards of train hold 8 samples, not 16777216" in shards.verify(trees)
-    forge(trees, put("shards.0.rows", 10**12))
+    assert "the shards of train hold 8 samples, not 16777216" in verified(trees)
+    forge(trees, ("shards.0.rows", 10**12))
     refused(trees, MANIFEST, verify=False)
-    forge(trees, put("shards", []))
+    forge(trees, ("shards", []))
     refused(trees, MANIFEST, verify=False)
 
 
 def test_shards_out_of_order_are_refused(trees):
-    forge(trees, lambda manifest: manifest["shards"].reverse())
+    reverse = json.loads((trees / MANIFEST).read_text())["shards"][::-1]
+    forge(trees, ("shards", reverse))
     refused(trees, MANIFEST, "not numbered from 0", verify=False)
-    forge(trees, lambda manifest: manifest["shards"].extend(manifest["shards"][:1]))
+    forge(trees, ("shards", [*reverse, reverse[0]]))
     refused(trees, MANIFEST, verify=False)
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"[" * 200_000, b'{"a":' * 200_000, b'{"seed": ' + b"9" * 5000,
-     b"\xff\xfe", b'{"a": NaN}', b'{"a": 1, "a": 2}'],
+    [
+        *(b"", b"{", b"[]", b"null", b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe"),
+        *(b'{"seed": ' + b"9" * 5000, b'{"a": NaN}', b'{"a": 1, "a": 2}'),
+    ],
     ids=lambda value: repr(value[:12]),
-)  # fmt: skip
+)
 def test_a_manifest_that_is_not_json_is_refused(content, trees):
     (trees / MANIFEST).write_bytes(content)
     refused(trees, MANIFEST)
 
 
-@pytest.mark.parametrize("name", ["length", "vocabulary", "tokenizer"])
-@pytest.mark.parametrize("value", [None, [1], 0, "gone"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("length", "vocabulary")
+            for value in (GONE, None, [1], 0, "a")
+        ),
+        *(("tokenizer", value) for value in (GONE, None, [1], 0)),
+    ],
+)
 def test_parameters_that_a_language_model_needs_are_checked(name, value, copied):
-    folder = copied("set")
-    forge(folder, lambda manifest: manifest["parameters"].pop(name))
-    with pytest.raises(ValueError, match=MANIFEST):
-        tasks.get("pg19", folder=str(folder), length=16).sample(2)
-    if (name, value) == ("tokenizer", "gone"):
-        return
-    forge(folder, put(f"parameters.{name}", value))
-    with pytest.raises(ValueError, match=MANIFEST):
-        tasks.get("pg19", folder=str(folder), length=16).sample(2)
+    folder = copied("pg19")
+    forge(folder, (f"parameters.{name}", value))
+    refused(folder, MANIFEST, verify=False)
 
 
 # ---------------------------------------------------------------------------------- files
 
 
-def replaced(path, kind):
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path)
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else "/nowhere")
-    return path
-
-
 @pytest.mark.parametrize("file", [MANIFEST, TRAIN])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "dangling"])
 def test_special_files_are_refused(file, kind, trees):
-    replaced(trees / file, kind)
-    with pytest.raises((ValueError, OSError)) as caught, deadline(5):
+    plant(trees / file, kind)
+    with pytest.raises((ValueError, OSError)) as caught:
         sampled(trees)
     assert str(trees) in str(caught.value)
     if file == TRAIN:
         assert file in str(caught.value)
-        assert any(each.startswith(file) for each in shards.verify(trees))
+        assert any(each.startswith(file) for each in verified(trees))
 
 
-def test_links_to_regular_files_are_followed(made, tmp_path):
+def test_links_to_regular_files_are_followed(sets, tmp_path):
     """Shards of a large data set may be on another disk."""
     (tmp_path / "linked").mkdir()
-    for path in (made / "listops").iterdir():
+    for path in (sets / "listops").iterdir():
         (tmp_path / "linked" / path.name).symlink_to(path)
-    (tmp_path / "whole").symlink_to(tmp_path / "linked", target_is_directory=True)
-    assert shards.verify(tmp_path / "whole") == []
-    sampled(tmp_path / "whole")
-    [row] = list_sets(made / "listops")
+    (tmp_path / "listops").symlink_to(tmp_path / "linked", target_is_directory=True)
+    assert verified(tmp_path / "listops") == []
+    sampled(tmp_path / "listops")
+    [row] = list_sets(sets / "listops")
     assert row["state"] == "built"
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "progress.jsonl"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "deep", "list", "counts"])
-def test_a_listing_skips_invalid_data_sets(name, kind, made, tmp_path, monkeypatch):
+def test_a_listing_skips_invalid_data_sets(name, kind, sets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(made / "listops", tmp_path / "data" / "trees")
+    shutil.copytree(sets / "listops", tmp_path / "data" / "trees")
     other = tmp_path / "data" / "other"
     other.mkdir()
-    (other / name).touch()
-    if kind in ("pipe", "device", "folder"):
-        replaced(other / name, kind)
-    else:
-        header = {"task": "\x1b[31m", "counts": {"a": [1]}, "seed": 1}
-        texts = {"deep": "[" * 200_000, "list": "[1]", "counts": json.dumps(header)}
+    header = {"task": "\x1b[31m", "counts": {"a": [1]}, "seed": 1}
+    texts = {"deep": "[" * 200_000, "list": "[1]", "counts": json.dumps(header)}
+    if kind in texts:
         (other / name).write_text(texts[kind])
+    else:
+        plant(other / name, kind)
     done = run_command(["data", "list", "--json"], seconds=5)
-    assert done.status == 0, done
-    assert not done.faults()
+    assert (done.status, done.faults()) == (0, []), done
     assert [row["task"] for row in json.loads(done.out)] == ["listops"]
 
 
 # ---------------------------------------------------------------------------------- shards
 
 
-def table_of(folder, file=TRAIN, **changed):
-    """The table of a shard with other columns."""
-    table = pq.read_table(folder / file)
-    for name, values in changed.items():
-        place = table.schema.get_field_index(name)
-        if values is None:
-            table = table.remove_column(place)
-        else:
-            made = values(table[name].to_pylist())
-            table = table.set_column(place, name, made)
-    return table
+def with_column(folder, name, make):
+    """The table of the first shard with another column, which `make` makes from the values."""
+    table = pq.read_table(folder / TRAIN)
+    if make is GONE:
+        return table.drop_columns([name])
+    column = make(table[name].to_pylist())
+    return table.set_column(table.schema.get_field_index(name), name, column)
 
 
-def lists(kind):
+def every(value, kind=None):
+    """A column in which every sample has this value."""
+    return lambda values: pa.array([value] * len(values), kind)
+
+
+def null(kind):
+    """A column without its first value."""
+    return lambda values: pa.array([None, *values[1:]], kind)
+
+
+def filled(value, kind=None):
+    """A column of lists of the same lengths, in which every entry has this value."""
+    return lambda values: pa.array([[value] * len(each) for each in values], kind)
+
+
+def shorter(values):
+    """A column of lists without their first entries."""
+    return pa.array([each[1:] for each in values], required(pa.uint8()))
+
+
+def required(kind):
+    """Lists without nulls."""
     return pa.list_(pa.field("element", kind, False))
 
 
-BAD = {
-    "null tokens": {"tokens": lambda v: pa.array([None, *v[1:]], pa.binary())},
-    "tokens as text": {"tokens": lambda v: pa.array(["[MAX 1 2 ]"] * len(v))},
-    "tokens as numbers": {"tokens": lambda v: pa.array([3] * len(v), pa.int64())},
-    "tokens as lists": {"tokens": lambda v: pa.array([[3.5]] * len(v))},
-    "unknown tokens": {"tokens": lambda v: pa.array([b"\xff" * 600] * len(v))},
-    "long tokens": {"tokens": lambda v: pa.array([b"\1" * 2001] * len(v))},
-    "empty tokens": {"tokens": lambda v: pa.array([b""] * len(v))},
-    "null label": {"label": lambda v: pa.array([None, *v[1:]], pa.uint8())},
-    "label of 10": {"label": lambda v: pa.array([10] * len(v), pa.uint8())},
-    "negative label": {"label": lambda v: pa.array([-1] * len(v), pa.int8())},
-    "label as text": {"label": lambda v: pa.array(["1"] * len(v))},
-    "label as a struct": {"label": lambda v: pa.array([{"a": 1}] * len(v))},
-    "dictionary of tokens": {"tokens": lambda v: pa.array(v, pa.binary()).dictionary_encode()},
-    "a column less": {"tokens": None},
-}
+BAD = [
+    ("listops", "tokens", null(pa.binary())),
+    ("listops", "tokens", every("[MAX 1 2 ]")),
+    ("listops", "tokens", every(3, pa.int64())),
+    ("listops", "tokens", every([3.5])),
+    ("listops", "tokens", every(b"\xff" * 600)),
+    ("listops", "tokens", every(b"\1" * 2001)),
+    ("listops", "tokens", every(b"")),
+    ("listops", "tokens", lambda values: pa.array(values, pa.binary()).dictionary_encode()),
+    ("listops", "tokens", GONE),
+    ("listops", "label", null(pa.uint8())),
+    ("listops", "label", every(10, pa.uint8())),
+    ("listops", "label", every(-1, pa.int8())),
+    ("listops", "label", every("1")),
+    ("listops", "label", every({"a": 1})),
+    ("listops-subtrees", "values", filled(200, required(pa.uint8()))),
+    ("listops-subtrees", "values", shorter),
+    ("listops-subtrees", "values", filled(None, pa.list_(pa.uint8()))),
+    ("listops-subtrees", "values", filled(1.0)),
+    ("listops-subtrees", "values", null(pa.list_(pa.uint8()))),
+    ("listops-subtrees", "positions", filled(6000, required(pa.uint16()))),
+    ("listops-subtrees", "positions", filled([1])),
+    ("pg19", "tokens", every([3] * 16, pa.list_(pa.uint16()))),
+    ("pg19", "tokens", every([60_000] * 33, pa.list_(pa.uint16()))),
+    ("pg19", "tokens", every([None] * 33, pa.list_(pa.uint16()))),
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_invalid_samples_are_refused(what, trees):
-    table = table_of(trees, **BAD[what])
-    reshard(trees, table)
-    if what == "a column less":
-        with pytest.raises(ValueError, match="has no column 'tokens'"):
-            sampled(trees)
-        return
-    refused(trees, TRAIN)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"values": lambda v: pa.array([[200] * len(each) for each in v], lists(pa.uint8()))},
-        {"values": lambda v: pa.array([each[1:] for each in v], lists(pa.uint8()))},
-        {"values": lambda v: pa.array([[None] * len(each) for each in v], pa.list_(pa.uint8()))},
-        {"values": lambda v: pa.array([[float(n) for n in each] for each in v])},
-        {"values": lambda v: pa.array([None, *v[1:]], pa.list_(pa.uint8()))},
-        {"positions": lambda v: pa.array([[6000] * len(each) for each in v], lists(pa.uint16()))},
-        {"positions": lambda v: pa.array([[[1]] * len(each) for each in v])},
-    ],
-)
-def test_invalid_values_and_positions_are_refused(changed, copied):
-    folder = copied("listops-subtrees")
-    reshard(folder, table_of(folder, **changed))
-    refused(folder, TRAIN, name="listops-subtrees")
-
-
-@pytest.mark.parametrize("tokens", [[3] * 16, [60_000] * 33, [None] * 33])
-def test_invalid_tokens_of_a_language_model_are_refused(tokens, copied):
-    folder = copied("set")
-    rows = pq.read_metadata(folder / TRAIN).num_rows
-    reshard(folder, pa.table({"tokens": pa.array([tokens] * rows, pa.list_(pa.uint16()))}))
-    with pytest.raises(ValueError, match=TRAIN):
-        tasks.get("pg19", folder=str(folder), length=16).sample(2)
-    assert any(each.startswith(TRAIN) for each in shards.verify(folder))
+@pytest.mark.parametrize(("name", "column", "make"), BAD)
+def test_invalid_samples_are_refused(name, column, make, copied):
+    folder = copied(name)
+    reshard(folder, with_column(folder, column, make))
+    if make is GONE:
+        with refusal("has no column 'tokens'"):
+            sampled(folder)
+    else:
+        refused(folder, TRAIN)
 
 
 @pytest.mark.parametrize("rows", [0, 4, 6])
 def test_a_shard_of_another_size_is_refused(rows, trees):
-    table = table_of(trees)
+    table = pq.read_table(trees / TRAIN)
     reshard(trees, pa.concat_tables([table, table])[:rows])
     refused(trees, TRAIN, f"holds {rows} samples, not 5")
 
 
 def test_row_groups_of_another_size_are_refused(trees):
-    path = trees / TRAIN
-    pq.write_table(table_of(trees), path, row_group_size=2)
-    content = path.read_bytes()
-    reshard(trees, content)
+    path, table = trees / TRAIN, pq.read_table(trees / TRAIN)
+    pq.write_table(table, path, row_group_size=2)
+    reshard(trees, path.read_bytes())
     refused(trees, "train-00001.parquet", "its row groups are not of 2 samples")
-    table = pq.read_table(pa.BufferReader(content))
     with pq.ParquetWriter(path, table.schema) as writer:
-        for size in (1, 4):
-            writer.write_table(table[:size])
+        for group in (table[:1], table[1:]):
+            writer.write_table(group)
     reshard(trees, path.read_bytes())
     refused(trees, TRAIN, "its row groups are not of 1 samples")
 
@@ -362,102 +319,115 @@ def test_shards_that_are_not_parquet_are_refused(content, trees):
     assert (done.status, done.faults()) == (1, [])
 
 
-def error_of(folder):
-    """The error message of reading batches, if any."""
-    try:
-        sampled(folder)
-    except ValueError as error:
-        return [str(error)]
-    return []
-
-
-def test_flipped_bits_in_a_shard_with_a_valid_hash_do_not_crash(trees):
+def test_flipped_bits_in_a_shard_with_a_valid_hash_do_not_crash(trees, case):
     """Reading gives samples, or an error that names the file."""
     whole = (trees / TRAIN).read_bytes()
     random = np.random.default_rng(0)
-    places = [*random.integers(0, len(whole), 40), *range(len(whole) - 300, len(whole), 6)]
-    for place in places:
+    for place in [*random.integers(0, len(whole), 40), *range(len(whole) - 300, len(whole), 6)]:
         broken = bytearray(whole)
         broken[place] ^= 1 << int(random.integers(8))
         reshard(trees, bytes(broken))
-        assert all(TRAIN in each for each in error_of(trees))
-        for problem in shards.verify(trees):
-            assert TRAIN in problem
+        with case(f"byte {place}"):
+            problems = verified(trees)
+            try:
+                sampled(trees)
+            except ValueError as error:
+                problems.append(str(error))
+            assert all(TRAIN in problem for problem in problems)
 
 
 # ---------------------------------------------------------------------------------- bombs
 
 
-def bomb(folder, table, **how):
-    pq.write_table(table, folder / TRAIN, compression="zstd", store_schema=False, **how)
-    content = (folder / TRAIN).read_bytes()
-    assert len(content) < 500_000
+def repeated(name, value, rows):
+    """A table of a few KB: every row has the same value, by a dictionary, and a label."""
+    value = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
+    return pa.table({name: value, "label": pa.array([0] * rows, pa.uint8())})
+
+
+def write_small(table, path):
+    """Write a table in one row group, into a file that is small."""
     rows = table.num_rows
-    reshard(folder, content)
-
-    def change(manifest):
-        manifest["shards"] = [{**manifest["shards"][0], "rows": rows}, *manifest["shards"][2:]]
-        manifest["counts"]["train"] = manifest["shard_rows"] = rows
-
-    forge(folder, change)
-
-
-def repeated(size, rows):
-    text = pa.DictionaryArray.from_arrays(
-        pa.array([0] * rows, pa.int32()), pa.array([b"\1" * size])
-    )
-    return pa.table({"tokens": text, "label": pa.array([0] * rows, pa.uint8())})
+    pq.write_table(table, path, compression="zstd", row_group_size=rows, store_schema=False)
+    assert path.stat().st_size < 100_000
 
 
 @pytest.mark.parametrize(("size", "rows"), [(2**16, 2**16), (2000, 2**16)])
 def test_dictionary_bombs_are_refused(size, rows, trees, monkeypatch):
     """A file of a few KB decodes to 4 GiB, or to 128 MB of texts of a valid length."""
     monkeypatch.setattr(columns, "MAX_BYTES", 2**25)
-    bomb(trees, repeated(size, rows), row_group_size=rows)
+    write_small(repeated("tokens", b"\1" * size, rows), trees / TRAIN)
+    reshard(trees, (trees / TRAIN).read_bytes())
+    first, _, *rest = json.loads((trees / MANIFEST).read_text())["shards"]
+    sizes = [("counts.train", rows), ("shard_rows", rows)]
+    forge(trees, ("shards", [{**first, "rows": rows}, *rest]), *sizes)
     refused(trees, TRAIN)
 
 
-def test_an_ordinary_dictionary_is_read(trees):
-    table = table_of(trees)
-    pq.write_table(table, trees / TRAIN, use_dictionary=True)
+@pytest.mark.parametrize(("size", "rows"), [(2**26, 1000), (2**20, 4_000_000)])
+def test_an_import_refuses_a_dictionary_bomb(size, rows, tmp_path):
+    """A file of a few KB decodes to 64 GB, or to 4 TB of text."""
+    (tmp_path / "set").mkdir()
+    bomb = tmp_path / "set" / "train-00000-of-00001.parquet"
+    write_small(repeated("text", "a" * size, rows), bomb)
+    done = run_command(["data", "import", "text", bomb.parent, "--out", tmp_path / "out"])
+    assert_refused(done, bomb.name)
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    "dates", [pa.array([2**31 - 1] * 8, pa.date32()), pa.array([2**40] * 8, pa.timestamp("s"))]
+)
+@pytest.mark.parametrize("name", ["text", "label"])
+def test_dates_that_python_does_not_have_are_refused(name, dates, tmp_path):
+    path = tmp_path / "set" / "train-00000-of-00001.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"text": ["a"] * 8, "label": [0] * 8, name: dates}), path)
+    done = run_command(["data", "import", "text", path.parent, "--out", tmp_path / "out"])
+    assert_refused(done, path.name)
+
+
+def test_an_ordinary_dictionary_is_read(trees, tmp_path):
+    """Files of the Hub have dictionaries, too."""
+    pq.write_table(pq.read_table(trees / TRAIN), trees / TRAIN, use_dictionary=True)
     reshard(trees, (trees / TRAIN).read_bytes())
     sampled(trees)
-    assert shards.verify(trees) == []
+    assert verified(trees) == []
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        texts = [f"{split} review number {k}" for k in range(8)]
+        path = tmp_path / "set" / f"{split}-00000-of-00001.parquet"
+        pq.write_table(pa.table({"text": texts, "label": [0, 1] * 4}), path, use_dictionary=True)
+    run_well(["data", "import", "text", tmp_path / "set", "--out", tmp_path / "out"])
 
 
 def test_long_lists_are_refused_before_decoding(copied, monkeypatch):
     """Equal values need hardly any space."""
     monkeypatch.setattr(columns, "MAX_VALUES", 2**20)
     folder = copied("listops-subtrees")
-    ends = pa.array([0] * 8 + [2**20 + 8], pa.int32())
-    values = pa.ListArray.from_arrays(ends, pa.array(np.zeros(2**20 + 8, np.uint8)))
-    table = table_of(folder).drop_columns(["values"]).append_column("values", values)
-    pq.write_table(table, folder / TRAIN, compression="zstd", row_group_size=20)
-    reshard(folder, (folder / TRAIN).read_bytes())
-    refused(folder, TRAIN, "more than a data set may have", name="listops-subtrees")
+
+    def long(values):
+        ends = pa.array([0] * len(values) + [2**20 + 8], pa.int32())
+        return pa.ListArray.from_arrays(ends, pa.array(np.zeros(2**20 + 8, np.uint8)))
+
+    reshard(folder, with_column(folder, "values", long))
+    refused(folder, TRAIN, "more than a data set may have")
 
 
-def varint(value):
-    coded = b""
+def field(value):
+    """A number of a Thrift structure: its type and its zigzag variable-length code."""
+    coded, value = b"\x15", value << 1
     while value > 127:
         coded, value = coded + bytes([value & 127 | 128]), value >> 7
     return coded + bytes([value])
-
-
-def number(value):
-    return varint(value << 1)
 
 
 def test_sizes_in_page_headers(tmp_path):
     """Those of files that Arrow wrote, and of forged headers."""
     table = pa.table({"a": pa.array([[1, 2]] * 100), "b": pa.array([b"x" * k for k in range(100)])})
     path = tmp_path / "file"
-    for how in (
-        {},
-        {"use_dictionary": False},
-        {"data_page_version": "2.0"},
-        {"data_page_size": 64},
-    ):
+    ways = ({}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"data_page_size": 64})
+    for how in ways:
         pq.write_table(table, path, **how)
         metadata, content = pq.read_metadata(path), path.read_bytes()
         for place in range(2):
@@ -466,8 +436,7 @@ def test_sizes_in_page_headers(tmp_path):
             found = columns.page_sizes(content, start, start + chunk.total_compressed_size)
             assert found.values >= chunk.num_values
             assert 0 < found.raw <= chunk.total_uncompressed_size
-    page = b"\x15" + number(0) + b"\x15" + number(2**30) + b"\x15" + number(3)
-    page += b"\x2c" + b"\x15" + number(2**31 - 1) + b"\x00" + b"\x00"
+    page = field(0) + field(2**30) + field(3) + b"\x2c" + field(2**31 - 1) + b"\x00" + b"\x00"
     found = columns.page_sizes(b"PAR1" + page + b"abc", 4, 4 + len(page) + 3)
     assert found == (2**30, 2**31 - 1)
     for broken in (page[:-4], b"\xff" * 40, b"\x1c" * 40, b"", b"\x15\x00" * 3 + b"\x00"):
@@ -478,61 +447,47 @@ def test_sizes_in_page_headers(tmp_path):
 # ---------------------------------------------------------------------------------- building
 
 
-def stopped(folder):
-    """Turn a data set into a build that was stopped before its manifest."""
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).unlink()
-    header = {key: value for key, value in manifest.items() if key not in ("shards", "sha256")}
-    return header, manifest["shards"]
-
-
 @pytest.mark.parametrize("entry", [{}, {"file": 3, "sha256": "x"}, {"file": TRAIN}, {"rows": []}])
 def test_a_forged_progress_file_is_refused(entry, trees):
-    header, _ = stopped(trees)
-    lines = (json.dumps(each) + "\n" for each in (header, entry))
-    (trees / "progress.jsonl").write_text("".join(lines))
-    with pytest.raises(ValueError, match=r"progress\.jsonl"):
+    stop_build(trees, [entry])
+    with refusal("progress.jsonl"):
         build_set(TREES["listops"], trees)
 
 
 @pytest.mark.parametrize("content", ["[]\n", "3\n", "[" * 200_000 + "\n", '{"task": [[[]]]}\n'])
 def test_a_damaged_progress_file_is_refused(content, trees):
-    stopped(trees)
+    stop_build(trees)
     (trees / "progress.jsonl").write_text(content)
-    with pytest.raises(ValueError, match="holds"):
+    with refusal("holds"):
         build_set(TREES["listops"], trees)
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("column", "make"),
     [
-        {"template": lambda v: pa.array([None, *v[1:]], pa.binary(16))},
-        {"template": lambda v: pa.array([[1]] * len(v))},
-        {"template": None},
-        {"attempt": lambda v: pa.array(["1"] * len(v))},
-        {"attempt": lambda v: pa.array([2**32 - 1] * len(v), pa.uint32())},
+        ("template", null(pa.binary(16))),
+        ("template", every([1])),
+        ("template", GONE),
+        ("attempt", every("1")),
+        ("attempt", every(2**32 - 1, pa.uint32())),
     ],
 )
-def test_forged_shards_of_an_unfinished_build_are_refused(changed, trees):
-    reshard(trees, table_of(trees, **changed))
-    header, entries = stopped(trees)
-    lines = (json.dumps(each) + "\n" for each in (header, *entries))
-    (trees / "progress.jsonl").write_text("".join(lines))
-    with pytest.raises(ValueError, match=TRAIN):
+def test_forged_shards_of_an_unfinished_build_are_refused(column, make, trees):
+    reshard(trees, with_column(trees, column, make))
+    stop_build(trees)
+    with refusal(TRAIN):
         build_set(TREES["listops"], trees)
 
 
 def test_a_build_replaces_a_pipe_without_waiting_for_it(trees):
-    header, entries = stopped(trees)
-    lines = (json.dumps(each) + "\n" for each in (header, *entries))
-    (trees / "progress.jsonl").write_text("".join(lines))
-    replaced(trees / TRAIN, "pipe")
-    with deadline(5):
+    stop_build(trees)
+    plant(trees / TRAIN, "pipe")
+    with guarded():
         build_set(TREES["listops"], trees)
-    assert shards.verify(trees) == []
+    assert verified(trees) == []
 
 
 def test_a_seed_beyond_the_limits_of_a_manifest_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="the seed of a set must be below"):
+    with refusal("the seed of a set must be below"):
         build_set(listops.lra(counts=COUNTS, seed=2**63), tmp_path / "set")
     assert not (tmp_path / "set").exists()

@@ -53,7 +53,7 @@ def through_rows(monkeypatch):
 @pytest.mark.parametrize("sizes", [(2, 7, 3, 7, 4), (1, 1, 1, 1, 1), (2, 8, 2, 5, 0)])
 def test_the_channel_major_layout_gives_the_same(through_rows, sizes):
     u, right, left = signals(*sizes)
-    inputs = u, right, left, torch.randn(sizes[2], dtype=u.dtype, requires_grad=True)
+    inputs = u, right, left, torch.randn(sizes[2], dtype=u.dtype, device=DEVICE, requires_grad=True)
     y, want = through_rows(*inputs), ops.convolution(*inputs)
     assert torch.equal(y, want)
     grad = torch.randn_like(y)
@@ -186,7 +186,7 @@ def test_fast_length_is_the_smallest():
 
 def test_custom_op_is_sound():
     u, right, left = signals(2, 9, 3, 9, 4)
-    skip = torch.randn(3, dtype=u.dtype, requires_grad=True)
+    skip = torch.randn(3, dtype=u.dtype, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.dlrnn.convolution.default, (u, right, left, skip))
     torch.library.opcheck(torch.ops.dlrnn.convolution.default, (u.detach(), right, left, None))
 

@@ -398,7 +398,7 @@ class TestOnAGPU:
         ):
             assert torch.equal(one, other), "not deterministic"
 
-    def test_autocast_runs_the_kernels(self):
+    def test_autocast_runs_the_kernels(self, unchecked):
         inputs = made(2, 500, 32, 32, 500, 0, dtype=torch.float32, device=DEVICE)
         with ops.use_backend("fused"), torch.autocast("cuda", torch.bfloat16):
             out = ops.mix(*inputs)

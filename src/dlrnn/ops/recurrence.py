@@ -87,7 +87,10 @@ def _as_tensors(log_lambda: Tensor | DLRExponents) -> tuple[Tensor, Tensor | Non
 
 def may_fuse(u: Tensor, *others: Tensor | None) -> bool:
     """Whether nothing speaks against the fused kernel that a compiler must know."""
-    if not u.is_cuda or torch.compiler.is_exporting() or in_transform():
+    compiler = torch.compiler  # Dynamo of torch 2.11 takes every compilation for an export
+    if not u.is_cuda or (compiler.is_exporting() and not compiler.is_dynamo_compiling()):
+        return False
+    if in_transform():
         return False
     records = torch.is_grad_enabled()
     return all(x is None or (x.is_cuda and not (records and x.requires_grad)) for x in (u, *others))
