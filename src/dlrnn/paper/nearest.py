@@ -27,6 +27,7 @@ class NearestRecipe:
     """The recipe, at a scale, that a run is nearest to."""
 
     config: RunConfig  # of the run
+    settings: dict[str, Any]  # the same, flat
     recipe: Recipe
     scale: Scale
 
@@ -38,7 +39,7 @@ class NearestRecipe:
     @cached_property
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """The settings that differ from the recipe at this scale: the run's value, the recipe's."""
-        return _changes(self.config, scaled(self.recipe, self.scale))
+        return _changes(self.settings, scaled(self.recipe, self.scale))
 
     @property
     def variant(self) -> str:
@@ -70,7 +71,7 @@ class NearestRecipe:
     @property
     def differs(self) -> str:
         """The differences from the recipe: "lr 0.003 (0.0008), steps 5000 (300000)"."""
-        pairs = _changes(self.config, self.expected).items()
+        pairs = _changes(self.settings, self.expected).items()
         told = [(name, *pair) for name, pair in pairs if name not in HOW_OFTEN]
         return ", ".join(f"{name} {json_of(a)} ({json_of(b)})" for name, a, b in told)
 
@@ -80,11 +81,10 @@ class NearestRecipe:
         words = ["dlrnn", "train", self.recipe.name]
         words += [] if self.scale == "full" else ["--scale", self.scale]
         words += ["--seed", str(self.config.seed)]
-        values = asdict(self.config)
-        known = flat(values)
-        dropped = dict.fromkeys(_options(name) for name in self.changed if name not in known)
+        unset = (name for name in self.changed if name not in self.settings)
+        dropped = dict.fromkeys(map(_options, unset))
         for outer, inner in dropped:  # an option is dropped by giving all the others at once
-            words += [f"--{outer}.{inner}", json.dumps(values[outer][inner])]
+            words += [f"--{outer}.{inner}", json.dumps(getattr(getattr(self.config, outer), inner))]
         for name, (here, _) in self.changed.items():
             if _options(name) not in dropped:
                 words += [f"--{name}", json_of(here)]
@@ -109,7 +109,10 @@ def nearest_recipe(path: Path, config: RunConfig, asked: str | None) -> tuple[st
         other = other if asked is None else f"{asked} is not"
         raise ValueError(f"{path} is a run on {config.task.name}, and {other}")
     scales: tuple[Scale, ...] = get_args(Scale)
-    choices = [NearestRecipe(config, RECIPES[name], scale) for name in same for scale in scales]
+    settings = flat(asdict(config))
+    choices = [
+        NearestRecipe(config, settings, RECIPES[name], scale) for name in same for scale in scales
+    ]
     nearest = min(choices, key=lambda one: len(one.changed))
     return asked or nearest.recipe.name, nearest
 
@@ -120,9 +123,9 @@ def _options(name: str) -> tuple[str, str]:
     return outer, rest.partition(".")[0]
 
 
-def _changes(config: RunConfig, recipe: RunConfig) -> dict[str, tuple[Any, Any]]:
+def _changes(here: dict[str, Any], recipe: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings that differ; a changed mixer or task inherits no options of the recipe's."""
-    here, there = flat(asdict(config)), flat(asdict(recipe))
+    there = flat(asdict(recipe))
     for name, options in (("model.mixer", "model.mixer_options."), ("task.name", "task.settings.")):
         if here.get(name) != there[name]:
             there = {n: value for n, value in there.items() if not n.startswith(options)}
