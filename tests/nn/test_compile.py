@@ -73,24 +73,26 @@ def test_whole_graphs_without_breaks():
 MANY_LENGTHS = """
 from torch._dynamo.testing import CompileCounterWithBackend
 
-def check(layer, lengths, graphs):
+def check(layer, lengths, recompilations):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     layer = layer.to(device)
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    counts = []  # the first length may call the backend twice: AOT autograd starts again
     for length in lengths:
         x = torch.randn(2, length, layer.d_model, device=device, requires_grad=True)
         agree(compiled, layer, x)
-    assert counter.frame_count <= graphs, counter.frame_count
+        counts.append(counter.frame_count)
+    assert counts[-1] - counts[0] <= recompilations, counts
 
-check(DLR(4, 6), (30, 50, 200, 300, 777), 2)
-check(S4(4, 6), (140, 200, 300), 1)  # on a GPU up to 128 positions are another graph
-check(SGConv(4, length=80, d_kernel=8), (20, 33, 80), 1)
+check(DLR(4, 6), (30, 50, 200, 300, 777), 1)
+check(S4(4, 6), (140, 200, 300), 0)  # on a GPU up to 128 positions are another graph
+check(SGConv(4, length=80, d_kernel=8), (20, 33, 80), 0)
 # the first and the last window are shorter
 check(
     LocalAttention(8, heads=2, chunk=8, bidirectional=True),
     (9, 11, 13, 16, 17, 19, 20, 22, 24, 31, 40),
-    3,
+    2,
 )
 print("ok")
 """

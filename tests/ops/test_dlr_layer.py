@@ -225,3 +225,48 @@ def test_results_may_be_empty_views_or_arguments(log_lambda):
         assert empty.shape == (0, 4)
         assert torch.equal(whole[:, 0], part)
         assert torch.equal(part, -(re.double() ** 2))
+
+
+def test_a_call_with_large_temporary_tensors_is_not_replayed(log_lambda, monkeypatch):
+    """A replay would need all of them at once."""
+    runs = []
+    monkeypatch.setattr("dlrnn.ops.cuda.replay.MOST_BYTES", 200)
+
+    def function(re, im):
+        runs.append(len(re))
+        for _ in range(3):
+            result = re.new_empty(len(re), 2, dtype=torch.float64)
+            log_lambda(1, 128, re, im, result, len(re))
+        return result
+
+    replayed = Replayed(function, lambda: "")
+    for _ in range(4):
+        re, im = torch.randn(6), torch.randn(6)
+        assert torch.equal(replayed(re, im)[:, 0], -(re.double() ** 2))
+    assert runs == [6] * 4
+
+
+def test_a_recording_that_fails_is_tried_a_few_times(log_lambda):
+    def function(re):
+        raise MemoryError
+
+    replayed = Replayed(function, lambda: "")
+    for _ in range(ATTEMPTS + 2):
+        with pytest.raises(MemoryError):
+            replayed(torch.zeros(4))
+    assert [*replayed._plans.values()] == [ATTEMPTS]
+
+
+def test_only_the_layer_itself_is_one_op(monkeypatch):
+    """Not a layer with another kernel: the op would ignore it."""
+    from dlrnn.bench.listing import RoundedPhasesDLR
+
+    assert RoundedPhasesDLR(16, 4)._as_one_op(torch.zeros(1, 200, 16)) is None
+    taken = []
+    monkeypatch.setattr(ops, "takes_dlr_layer", lambda *_: taken.append(1))
+    layer = DLR(16, 4)
+    assert layer._as_one_op(torch.zeros(1, 200, 16)) is None
+    assert taken == [1]
+    layer.modes = layer.modes
+    layer._as_one_op(torch.zeros(1, 200, 16))
+    assert taken == [1]

@@ -137,8 +137,8 @@ class DLR(KernelMixer):
         return y if padding is None else y.masked_fill(padding, 0)
 
     def _as_one_op(self, u: Tensor) -> Tensor | None:
-        """The same output by `ops.dlr_layer`, which eager calls on a GPU take where they can."""
-        if self.cast == "prod" or self.log_lambda_im is None:
+        """The same output by `ops.dlr_layer` on a GPU; None where that might not be the same."""
+        if self.cast == "prod" or self.log_lambda_im is None or self._is_changed():
             return None
         drops = isinstance(self.dropout, nn.Dropout) and self.dropout.training
         if drops or self.reused is not None or not self._has_plain_output_stage():
@@ -150,6 +150,11 @@ class DLR(KernelMixer):
             return None
         y = ops.dlr_layer(u, parameters, entries, self.activation)
         return F.glu(y, dim=-1) if self.glu else y
+
+    def _is_changed(self) -> bool:
+        """Whether a subclass or an instance may have a kernel or an output stage of its own."""
+        replaced = {"kernel", "_kernel", "modes", "_mixed", "_output"} & vars(self).keys()
+        return type(self) is not DLR or bool(replaced)
 
     def _kernel(self, length: int) -> Tensor:
         """`K_k = Re(sum_n W_hn lambda_n^k)`; DLR-prod multiplies by the imaginary part."""

@@ -273,16 +273,8 @@ def convolve(  # noqa: PLR0917
 
 
 @convolve.register_fake
-def _(  # noqa: PLR0917
-    u: Tensor,
-    right: Tensor,
-    left: Tensor,
-    skip: Tensor | None,
-    to_rows: bool,
-    wanted: bool,
-    dtype: torch.dtype,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(u: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    right, left, _, to_rows, wanted, dtype, keep = others
     y = u.new_empty(u.shape, dtype=dtype)
     if not _has_rows(u, right, left, wanted):
         return y, u.new_empty(0), u.new_empty(0)
@@ -304,9 +296,8 @@ def _sequences_backward(
 
 
 @_sequences_backward.register_fake
-def _(
-    dy: Tensor, rows_u: Tensor, right: Tensor, left: Tensor, skip: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(dy: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _rows_u, right, left, _skip = others
     return dy.new_empty(dy.shape), right.new_empty(right.shape), left.new_empty(left.shape)
 
 
@@ -329,16 +320,8 @@ def _rows_backward(  # noqa: PLR0917
 
 
 @_rows_backward.register_fake
-def _(  # noqa: PLR0917
-    rows_dy: Tensor,
-    rows_u: Tensor,
-    kept: Tensor,
-    right: Tensor,
-    left: Tensor,
-    skip: Tensor | None,
-    length: int | torch.SymInt,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(_: Tensor, rows_u: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _kept, right, left, _skip, length, dtype = others
     du = rows_u.new_empty(rows_u.shape[0], length, rows_u.shape[1], dtype=dtype)
     return du, right.new_empty(right.shape), left.new_empty(left.shape)
 

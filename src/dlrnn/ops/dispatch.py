@@ -160,9 +160,16 @@ def is_plain(x: Tensor) -> bool:
 
 
 def runs_eagerly(x: Tensor) -> bool:
-    """Whether x is a plain tensor outside of any compiler."""
+    """Whether x is a plain tensor outside of any compiler, tracer or dispatch mode.
+
+    These see `torch.library` ops only. On a CPU, tracers and modes see our PyTorch code.
+    """
     plain = type(x) is Tensor or type(x) is nn.Parameter  # not by a call: this runs for every op
-    return plain and not x.is_meta and not torch.compiler.is_compiling()
+    if not plain or x.is_meta or torch.compiler.is_compiling():
+        return False
+    return not x.is_cuda or not (
+        torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state()
+    )
 
 
 class Op:

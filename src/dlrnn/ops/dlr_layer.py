@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dlrnn.ops.checks import in_transform
 from dlrnn.ops.convolution import DIRECT, as_sequences, needs_gradient
 from dlrnn.ops.cuda import convolution as row_kernels
 from dlrnn.ops.cuda import nvrtc, output_stage
@@ -57,7 +58,7 @@ def takes_dlr_layer(
         and weight.shape[0] in FUSED_COLUMNS
         and weight.shape[1] in FUSED_CHANNELS
         and (len(gradients) == 1 or not torch.is_grad_enabled())
-        and not records_choices()
+        and not (records_choices() or in_transform())
         and prefers_fused()
         and u.numel() > 0
         and nvrtc.is_hopper(u.device.index)
@@ -147,19 +148,8 @@ def layer_backward_op(  # noqa: PLR0917
 
 
 @layer_op.register_fake
-def _(  # noqa: PLR0917
-    u: Tensor,
-    log_lambda_re: Tensor,
-    log_lambda_im: Tensor,
-    W: Tensor,
-    D: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    entries: int | torch.SymInt,
-    activation: str,
-    dtype: torch.dtype,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(u: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    log_lambda_re, _, W, D, _, bias, entries, _, dtype, keep = others
     batch, length, channels = u.shape
     rows = u.new_empty(batch, channels, row_kernels.row_stride(length), dtype=dtype)
     kernel = W.new_empty(W.shape[0], entries)
@@ -171,20 +161,8 @@ def _(  # noqa: PLR0917
 
 
 @layer_backward_op.register_fake
-def _(  # noqa: PLR0917
-    dout: Tensor,
-    rows_u: Tensor,
-    spectra: Tensor,
-    y: Tensor,
-    kernel: Tensor,
-    log_lambda: Tensor,
-    log_lambda_re: Tensor,
-    W: Tensor,
-    D: Tensor,
-    weight: Tensor,
-    activation: str,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(dout: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    log_lambda_re, W, D, weight, _, dtype = others[5:]
     du = dout.new_empty(dout.shape[0], dout.shape[1], D.shape[0], dtype=dtype)
     like = log_lambda_re, log_lambda_re, W, D, weight, weight[:, 0]
     d_re, d_im, dW, d_D, d_weight, d_bias = (x.new_empty(x.shape) for x in like)

@@ -6,6 +6,8 @@ A state is [B, H, N, 2], real pairs. Letters: u [B, L, H] or, for a step, [B, H]
 [N, 2], shared by the channels, or [H, N, 2], each channel its own.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -183,16 +185,8 @@ def _step_op(  # noqa: PLR0917
 
 
 @_step_op.register_fake
-def _(  # noqa: PLR0917
-    u: Tensor,
-    W: Tensor,
-    log_lambda: Tensor,
-    phase: Tensor | None,
-    state: Tensor,
-    skip: Tensor | None,
-    leaving: Tensor | None,
-    window: int | torch.SymInt,
-) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    state: Tensor = others[3]
     return u.new_empty(u.shape), state.new_empty(state.shape)
 
 
@@ -214,17 +208,9 @@ def _windowed_step_op(  # noqa: PLR0917
 
 
 @_windowed_step_op.register_fake
-def _(  # noqa: PLR0917
-    u: Tensor,
-    W: Tensor,
-    log_lambda: Tensor,
-    phase: Tensor | None,
-    state: Tensor,
-    skip: Tensor | None,
-    past: Tensor,
-    oldest: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return tuple(each.new_empty(each.shape) for each in (u, state, past, oldest))  # type: ignore[return-value]
+def _(u: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    state, past, oldest = others[3], *others[5:]
+    return tuple(each.new_empty(each.shape) for each in (u, state, past, oldest))
 
 
 # ---------------------------------------------------------------------------------- chunks

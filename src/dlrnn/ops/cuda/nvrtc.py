@@ -93,6 +93,13 @@ def recorded() -> Iterator[list[Launch]]:
         recording.launches = None
 
 
+def stop_recording() -> None:
+    """Drop what this thread has recorded, with the tensors in it, and record no more."""
+    if recording.launches is not None:
+        recording.launches.clear()
+        recording.launches = None
+
+
 class Kernel:
     """A compiled kernel: call it with blocks, threads and its arguments.
 

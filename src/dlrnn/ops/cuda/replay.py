@@ -7,7 +7,8 @@ about a fifth of the host time.
 
 A function can be replayed if it only allocates, takes views, and launches kernels of
 `nvrtc.load`, with numbers that depend on sizes, dtypes and the other arguments alone. Any other op
-in it is detected, and the function then runs as it is. Launches of Triton kernels are not detected.
+in it is detected, and the function then runs as it is, as it does for arguments that are not
+contiguous or not aligned to 16 bytes. Launches of Triton kernels are not detected.
 """
 
 import ctypes
@@ -27,7 +28,10 @@ ATTEMPTS = 3
 """Calls with the same sizes until a function that could not be recorded runs as it is."""
 
 MOST_PLANS = 1024
-"""Sizes for which a function keeps its launches; the oldest are forgotten."""
+"""Sizes for which a function keeps its launches; with more, it starts again."""
+
+MOST_BYTES = 2**30
+"""Allocations of a call up to which it is replayed: a replay needs all of them at once."""
 
 ALIGNMENT = 256
 
@@ -50,20 +54,23 @@ class Replayed:
     def __call__(self, *arguments: Any) -> Any:
         """`function(*arguments)`."""
         key = self._key(arguments)
-        if key is None or nvrtc.recording.launches is not None:
+        if (
+            key is None or nvrtc.recording.launches is not None
+        ):  # part of a function that is recorded
             return self.function(*arguments)
         known = self._plans.get(key, 0)
         if isinstance(known, _Plan):
             return known(arguments)
         if known >= ATTEMPTS:
             return self.function(*arguments)
+        if known == 0 and len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = known + 1  # also if this call fails
         if known == 0:  # the first call compiles kernels and makes tables that are kept
-            result, plan = self.function(*arguments), None
-        else:
-            result, plan = _record(self.function, arguments)
-        while len(self._plans) >= MOST_PLANS:
-            self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan or known + 1
+            return self.function(*arguments)
+        result, plan = _record(self.function, arguments)
+        if plan is not None:
+            self._plans[key] = plan
         return result
 
     def _key(self, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -87,14 +94,17 @@ class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocated: list[Tensor] = []
-        self.only_launches = True
+        self.bytes, self.only_launches = 0, True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _EMPTY:
             self.allocated.append(result)
-        elif not func.is_view:
+            self.bytes += result.numel() * result.element_size()
+        if self.bytes > MOST_BYTES or not (func.overloadpacket in _EMPTY or func.is_view):
             self.only_launches = False
+            self.allocated.clear()  # and let go of temporary tensors
+            nvrtc.stop_recording()
         return result
 
 
@@ -104,7 +114,10 @@ def _record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[A
     given = [x for x in arguments if isinstance(x, Tensor)]
     spans = sorted(_span(x) for x in given if x.numel())
     overlap = any(end > start for (_, end), (start, _) in pairwise(spans))
-    if not operations.only_launches or overlap:
+    results = (result,) if isinstance(result, Tensor) else result
+    sources = [x for x in (*given, *operations.allocated) if x.is_contiguous()]
+    known = all(y.numel() == 0 or any(_is_part(y, x) for x in sources) for y in results)
+    if not operations.only_launches or overlap or not known:
         return result, None
     return result, _Plan(arguments, result, launches, operations.allocated)
 
@@ -129,7 +142,7 @@ class _Plan:
         self._tensors = [k for k, x in enumerate(arguments) if isinstance(x, Tensor)]
         results = (result,) if isinstance(result, Tensor) else result
         known = [arguments[k] for k in self._tensors]
-        kept = [x for x in allocated if any(_holds(x, y) for y in results)]
+        kept = [x for x in allocated if any(_is_part(y, x) for y in results)]
         temporary = [x for x in allocated if not any(x is y for y in kept)]
         self._allocate = [(tuple(x.shape), x.dtype, x.device) for x in kept]
         self._results = [self._view(y, known + kept) for y in results]
@@ -165,7 +178,6 @@ class _Plan:
         for launch in launches:
             self._calls.append(launch.prepared(address))
             address += len(launch.arguments) * ctypes.sizeof(ctypes.c_int64)
-        self._stream: int | None = None
 
     @staticmethod
     def _view(y: Tensor, sources: list[Tensor]) -> tuple[int, Any]:
@@ -175,7 +187,7 @@ class _Plan:
         """
         if y.numel() == 0:
             return -1, (tuple(y.shape), y.dtype)
-        number = next(k for k, x in enumerate(sources) if _holds(x, y) and x.dtype == y.dtype)
+        number = next(k for k, x in enumerate(sources) if _is_part(y, x))
         source = sources[number]
         if y.shape == source.shape and y.stride() == source.stride():
             return number, None
@@ -186,14 +198,13 @@ class _Plan:
         """The results for these arguments."""
         empty = torch.empty
         sources = [arguments[k] for k in self._tensors]
+        for shape, dtype, device in self._allocate:
+            sources.append(empty(shape, dtype=dtype, device=device))
+        addresses = [x.data_ptr() for x in sources]
+        if self._bytes:
+            workspace = empty(self._bytes, dtype=torch.uint8, device=sources[0].device)
+            addresses.append(workspace.data_ptr())
         with self._lock:
-            for shape, dtype, device in self._allocate:
-                sources.append(empty(shape, dtype=dtype, device=device))
-            addresses = [x.data_ptr() for x in sources]
-            if self._bytes:
-                device = sources[0].device
-                workspace = empty(self._bytes, dtype=torch.uint8, device=device)
-                addresses.append(workspace.data_ptr())
             values = np.array(addresses, np.int64)[self._origins]
             values += self._offsets
             self._values[self._places] = values
@@ -211,6 +222,11 @@ class _Plan:
             return sources[0].new_empty(shape, dtype=dtype)
         (shape, stride, offset), source = view, sources[number]
         return source.as_strided(shape, stride, source.storage_offset() + offset)
+
+
+def _is_part(y: Tensor, x: Tensor) -> bool:
+    """Whether y is a view of x."""
+    return _holds(x, y) and x.dtype == y.dtype
 
 
 def _holds(x: Tensor, y: Tensor) -> bool:
