@@ -122,8 +122,11 @@ def _carry(  # noqa: PLR0917
     u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`Re(W x')` and `x' = lam x + u - gone leaving`, in complex arithmetic."""
-    x = torch.view_as_complex(state.contiguous()).to(torch.complex128)
-    x = torch.addcmul(u.to(x.dtype)[..., None], torch.view_as_complex(lam), x)
+    lam, x = torch.view_as_complex(lam), torch.view_as_complex(state.contiguous())
+    if torch.is_grad_enabled() and (x.requires_grad or lam.requires_grad):
+        x = torch.addcmul(u.to(torch.complex128)[..., None], lam, x)
+    else:  # in place: large temporary tensors cost more than the arithmetic
+        x = x.to(torch.complex128, copy=True).mul_(lam).add_(u[..., None])
     if gone is not None and leaving is not None:
         inputs = leaving.to(x.dtype)[..., None]
         x = torch.addcmul(x, torch.view_as_complex(gone), inputs, value=-1)
