@@ -133,4 +133,4 @@ def test_configurations_without_the_setting_deterministic_are_read():
 
 
 def test_a_configuration_of_another_type_is_refused(tmp_path, unchecked):
-    refused(tmp_path / "run", "RunConfig, not a dict", {"steps": 1})
+    refused(tmp_path / "run", "RunConfig, as recipe.config is, not a dict", {"steps": 1})

@@ -49,6 +49,7 @@ def examine(device: str) -> list[dict[str, Any]]:
     """One row an op: its backend, why, and its error and time on a small case."""
     where = torch.device(device)
     cases = _cases()
+    dispatch.require_request()
     return [_examine(op, where, *cases[op]) for op in dispatch.OPS]
 
 

@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 1
         message = brief(error, 1000) or type(error).__name__
-        if isinstance(error, MemoryError):
-            message = f"there is not enough memory: {message}"
+        if isinstance(error, MemoryError) or "can't allocate memory" in message:
+            message = f"there is not enough memory, so choose smaller sizes: {message}"
         if where and not isinstance(error, ValueError | OSError):
             message = ": ".join(dict.fromkeys((type(error).__name__, message)))
         if isinstance(error, OSError) and error.filename is not None:

@@ -9,8 +9,8 @@ from dlrnn.cli import command, count, device_option, print_json, print_table, re
 
 _LETTERS = {"d_model": "H", "d_state": "N", "batch": "B", "length": "L"}
 _HELP = {
-    "factor": "divide the paper's sizes by this (of a layer: with --all or --eager)",
-    "repeats": "timed calls (of a step: with --tables)",
+    "factor": "divide the paper's sizes by this number",
+    "repeats": "how many calls are timed",
 }
 TINY_REPEATS = 500
 """Rounds of `--tiny`, at least: each takes about 2 ms."""
@@ -35,10 +35,10 @@ def add(commands: Any) -> None:
     sizes = {"d_model": 64, "d_state": 1024, "batch": 4, "length": 4096, "repeats": 20, "factor": 1}
     layer = case("layer", "layer.bench_layer", "the layer against the paper's listing", **sizes)
     modes = layer.add_mutually_exclusive_group()
-    tiny = "a layer of 16 channels and states, whose time is that of Python, on the CPU"
+    tiny = "a small layer (H = N = 16) on the CPU, whose time is mostly Python's overhead"
     _instead(modes, "--all", "cases.bench_cases", "all of the paper's sizes")
     _instead(modes, "--tiny", "layer.bench_tiny", tiny)
-    _instead(modes, "--eager", "cases.bench_eager", "calls in a loop, beside CUDA graphs")
+    _instead(modes, "--eager", "cases.bench_eager", "calls in a Python loop, and CUDA graphs")
     text = "the convolution alone, at the paper's sizes"
     case("conv", "cases.bench_conv", text, repeats=10, factor=1)
     text = "a layer of every mixer, from 256 to 2^18 positions"

@@ -13,10 +13,10 @@ def add(commands: Any) -> None:
     doctor = command(commands, "doctor", _doctor, text)
     text = "check only these layers: a .safetensors file, its folder, or a run"
     doctor.add_argument("path", type=Path, nargs="?", metavar="RUN_OR_FILE", help=text)
-    text = "of the sequences; default: 64 300, of a file 64 1000 4096"
+    text = "lengths of the sequences; default: 64 300, and 64 1000 4096 for a file"
     doctor.add_argument("--length", type=count, nargs="+", metavar="L", help=text)
-    doctor.add_argument("--cast", choices=("real", "prod"), help="for a file without it")
-    doctor.add_argument("--kernel-length", type=count, help="for a file without it")
+    doctor.add_argument("--cast", choices=("real", "prod"), help="if the file does not say")
+    doctor.add_argument("--kernel-length", type=count, help="the same")
     device_option(doctor)
 
 

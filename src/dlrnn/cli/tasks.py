@@ -10,6 +10,7 @@ from dlrnn.cli import command, count, print_json, print_table, say
 
 _IMPORTED = "text, retrieval, listops, pathfinder, path-x, speech-commands or pg19"
 _GENERATED = "listops-subtrees, listops, pathfinder-segmentation, pathfinder or path-x"
+_PIXELS = "side in pixels of pathfinder-segmentation; default: 128"
 
 
 def add(commands: Any) -> None:
@@ -21,7 +22,7 @@ def add(commands: Any) -> None:
     preview.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     text = "default: 64 for the atomic tasks, otherwise the paper's length"
     preview.add_argument("--length", type=count, metavar="L", help=text)
-    preview.add_argument("--resolution", type=count, help="of pathfinder-segmentation: 128")
+    preview.add_argument("--resolution", type=count, help=_PIXELS)
     text = "of a data set on disk, which real data needs; default: generate a sample"
     preview.add_argument("--folder", type=Path, metavar="DIR", help=text)
     preview.add_argument("--seed", type=int, default=0)
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
     actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = _action(actions, "build", _data_build, "generate a data set, or complete one")
     build.add_argument("name", metavar="NAME", help=_GENERATED)
-    build.add_argument("--resolution", type=count, help="of pathfinder-segmentation: 128")
+    build.add_argument("--resolution", type=count, help=_PIXELS)
     build.add_argument("--samples", type=count, help="at least 3; default: the whole data set")
     build.add_argument("--workers", type=count, help="processes; default: all cores")
     build.add_argument("--seed", type=int, default=0)

@@ -89,7 +89,8 @@ def _add_recipes(commands: Any) -> None:
     )
     some = "tables, tasks or patterns: table1, table1/shift, 'table1/*/dlr-1'"
     listed.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"{some}; default: all")
-    listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR")
+    text = "the folder with your runs, below it SCALE/RECIPE; default: runs"
+    listed.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help=text)
     listed.add_argument("--show", metavar="RECIPE", help="print one recipe's configuration")
     _scale(listed)
 
@@ -276,7 +277,7 @@ def _recipes(given: argparse.Namespace) -> int:
             ours = recorded.get(name) or None
             rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
     if not any(recorded.values()):
-        nothing = "nothing is recorded in results/ that is as in a recipe: ours is empty"
+        nothing = "the column 'ours' is empty: results/ is not here (it is in a clone of dlrnn)"
         warn(f"dlrnn recipes: {nothing}")
     if given.json:
         return print_json(rows) or 2 * refused

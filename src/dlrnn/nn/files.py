@@ -87,7 +87,7 @@ def load_layers(
         except (TypeError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{path}: the layer {name!r} cannot be made: {reason}") from error
-    require(bool(layers), f"{path} holds no DLR layer: log_lambda_re, W and D side by side")
+    require(bool(layers), f"{path} holds no DLR layer (NAME.log_lambda_re, NAME.W, NAME.D)")
     missing = ", ".join(repr(name) for name in header if name not in layers)
     require(not missing, f"{path}: the header names {missing}, and the tensors are not there")
     return layers

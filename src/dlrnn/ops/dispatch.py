@@ -102,6 +102,11 @@ def _require_known(name: str, source: str) -> None:
         raise ValueError(f"backend {name!r} was requested ({source}); there is only {known}")
 
 
+def require_request() -> None:
+    """Raises ValueError if the requested backend does not exist."""
+    _require_known(_requested[-1], _source())
+
+
 def _source() -> str:
     """What requested the backend, so that the request can be taken back."""
     return "by the variable DLRNN_BACKEND" if len(_requested) == 1 else "by use_backend"

@@ -102,7 +102,9 @@ def train(
         ValueError: `path` holds a run already, and a configuration was given.
     """
     if not isinstance(config, RunConfig | None):
-        raise ValueError(f"config must be a RunConfig, not a {type(config).__name__}")
+        raise ValueError(
+            f"config must be a RunConfig, as recipe.config is, not a {type(config).__name__}"
+        )
     begins = config is not None
     folder = RunDirectory(path) if begins else RunDirectory.open(path)
     if config is None:

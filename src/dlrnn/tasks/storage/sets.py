@@ -99,7 +99,8 @@ class SetTask(Task):
         assert self.folder is not None
         folder, how = Path(self.folder).resolve(), "build" if self.drawable else "import"
         if not folder.exists():
-            make = f"create it with `dlrnn data {how} {self.name}`"
+            source = "" if self.drawable else " FOLDER_OR_ARCHIVE"
+            make = f"create it with `dlrnn data {how} {self.name}{source}`"
             other = "set task.settings.folder (for an existing run: in config.json)"
             raise ValueError(f"there is no folder {folder}: {make}, or {other}")
         try:
