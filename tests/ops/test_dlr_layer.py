@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import DEVICE, relative_error
+from support import DEVICE, relative_error, run_python
 
 from dlrnn import DLR, ops
 from dlrnn.ops.cuda.replay import ATTEMPTS, Replayed
@@ -270,3 +270,24 @@ def test_only_the_layer_itself_is_one_op(monkeypatch):
     layer.modes = layer.modes
     layer._as_one_op(torch.zeros(1, 200, 16))
     assert taken == [1]
+
+
+TRACED = """
+import sys
+import torch
+from dlrnn import DLR
+
+layer, module = DLR(16, 4), sys.modules["dlrnn.ops.dlr_layer"]
+
+@torch.compile(fullgraph=True, backend="eager")
+def conditions(x):
+    plain = module.is_plain(x) and not module.records_choices() and not module.in_transform()
+    return x + plain + 10 * layer._is_changed() + 100 * (layer._as_one_op(x) is None)
+
+assert conditions(torch.zeros(1, 200, 16)).eq(101).all()
+print("ok")
+"""
+
+
+def test_a_compiler_traces_the_choice_of_the_op():
+    assert "ok" in run_python(TRACED)

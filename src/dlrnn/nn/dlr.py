@@ -153,8 +153,8 @@ class DLR(KernelMixer):
 
     def _is_changed(self) -> bool:
         """Whether a subclass or an instance may have a kernel or an output stage of its own."""
-        replaced = {"kernel", "_kernel", "modes", "_mixed", "_output"} & vars(self).keys()
-        return type(self) is not DLR or bool(replaced)
+        names = "kernel", "_kernel", "modes", "_mixed", "_output"
+        return type(self) is not DLR or any(name in vars(self) for name in names)
 
     def _kernel(self, length: int) -> Tensor:
         """`K_k = Re(sum_n W_hn lambda_n^k)`; DLR-prod multiplies by the imaginary part."""
