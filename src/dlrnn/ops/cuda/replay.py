@@ -53,10 +53,8 @@ class Replayed:
 
     def __call__(self, *arguments: Any) -> Any:
         """`function(*arguments)`."""
-        key = self._key(arguments)
-        if (
-            key is None or nvrtc.recording.launches is not None
-        ):  # part of a function that is recorded
+        key, is_part = self._key(arguments), nvrtc.recording.launches is not None
+        if key is None or is_part:  # of a function that is recorded
             return self.function(*arguments)
         known = self._plans.get(key, 0)
         if isinstance(known, _Plan):
