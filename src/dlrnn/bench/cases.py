@@ -329,7 +329,8 @@ def _eager_rows(
         call.layer.to(device)
         rounds = call.bf16 or isinstance(call.layer, ListingDLR)
         error, run = error_of(call, x, dy), partial(call, x, dy)
-        row = {"case": case.name, "B": case.batch, "L": case.length, "model": name, "error": error}
+        sizes = {"B": case.batch, "H": case.channels, "N": case.states, "L": case.length}
+        row = {"case": case.name, **sizes, "model": name, "error": error}
         if error <= (COARSE if rounds else TOLERANCE):
             row["eager"] = _rounded(median_ms(seconds({name: run}, device, repeats, CALLS)[name]))
             if device.type == "cuda" and call.layer is call.plain:
