@@ -11,6 +11,7 @@ from dlrnn import DLR, ops
 from dlrnn.ops import reference
 from dlrnn.ops.cuda import nvrtc, recurrence_step
 from dlrnn.ops.cuda.recurrence_step import make_plan
+from dlrnn.ops.cuda.replay import Replayed
 
 recurrence = sys.modules["dlrnn.ops.recurrence"]
 
@@ -223,3 +224,22 @@ def test_every_plan_covers_its_rows_and_fits_every_gpu(own, pairs, multiprocesso
         assert rows <= plan.parts * plan.share < rows + plan.share
         resident = 2 if plan.threads <= 256 else 1  # of 100 KiB on consumer GPUs, 1 KiB reserved
         assert resident * (plan.shared_bytes(window=not pairs) + 1024) <= 100 * 1024
+
+
+def test_the_launches_of_steps_can_be_replayed():
+    """Calls of the same sizes at other addresses, without and with a window."""
+    step = Replayed(recurrence_step.step, lambda: "")
+    windowed = Replayed(recurrence_step.windowed_step, lambda: "")
+    for _ in range(4):
+        u, W, log_lambda, x, skip = (each.clone() for each in problem(3, 4, 33))
+        have = step(u, W, log_lambda, None, x, skip)
+        for mine, want in zip(have, expected(u, W, log_lambda, x, skip), strict=True):
+            assert_close(mine, want, 3e-7)
+        given = u, W, log_lambda, None, x.double(), skip
+        past, oldest = torch.randn(3, 9, 4, device=DEVICE), torch.tensor([5], device=DEVICE)
+        have = windowed(*given, past, oldest)
+        want = recurrence_step.windowed_step(*given, past, oldest)
+        for mine, other in zip(have, want, strict=True):
+            assert torch.equal(mine, other)
+    for each in (step, windowed):
+        assert not any(isinstance(plan, int) for plan in each._plans.values())

@@ -170,7 +170,7 @@ def _windowed_step(  # noqa: PLR0917
 # ---------------------------------------------------------------------------------- fused
 
 
-@op("dlrnn::step")
+@op("dlrnn::step", replays=True)
 def _step_op(  # noqa: PLR0917
     u: Tensor,
     W: Tensor,
@@ -193,7 +193,7 @@ def _(u: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return u.new_empty(u.shape), state.new_empty(state.shape)
 
 
-@op("dlrnn::windowed_step")
+@op("dlrnn::windowed_step", replays=True)
 def _windowed_step_op(  # noqa: PLR0917
     u: Tensor,
     W: Tensor,
