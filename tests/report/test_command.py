@@ -51,7 +51,7 @@ def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
 
     recipe = "table1/shift/dlr-1"
     assert main(["recipes", recipe]) == 0
-    assert "nothing is recorded in results/" in capsys.readouterr().err
+    assert "'ours' is empty" in capsys.readouterr().err
     assert line(recipe)["ours"] is None
     lines = [made_up.record(recipe, seed=seed, value=value) for seed, value in ((0, 0.9), (1, 1.0))]
     (tmp_path / "results").mkdir()

@@ -277,7 +277,7 @@ def _recipes(given: argparse.Namespace) -> int:
             ours = recorded.get(name) or None
             rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
     if not any(recorded.values()):
-        nothing = "the column 'ours' is empty: results/ is not here (it is in a clone of dlrnn)"
+        nothing = "'ours' is empty: results/ has no record of a recipe (a clone of dlrnn has)"
         warn(f"dlrnn recipes: {nothing}")
     if given.json:
         return print_json(rows) or 2 * refused
