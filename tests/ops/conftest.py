@@ -14,7 +14,8 @@ def emulated(monkeypatch, tmp_path_factory):
     if platform.machine() != "x86_64" or shutil.which("g++") is None:
         required = os.environ.get("DLRNN_EMULATED_TESTS") == "required"
         (pytest.fail if required else pytest.skip)("needs g++ on x86-64, which has _Float16")
-    folder = tmp_path_factory.getbasetemp() / "emulated"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
     folder.mkdir(exist_ok=True)
     emulate(monkeypatch, folder)
     return folder

@@ -6,7 +6,9 @@ cores by their definition. Every tensor that a kernel is given ends at a page wi
 """
 
 import ctypes
+import hashlib
 import mmap
+import os
 import re
 import subprocess
 from functools import cache
@@ -67,12 +69,16 @@ def compiled(source: str, defines, folder: Path) -> ctypes.CDLL:
     ):  # from the last one on: positions stay valid
         end = _end(source, source.index("{", found.end()))
         source = f"{source[:end]}\nENTRY({found[1]})\n{source[end:]}"
-    path = folder / f"{abs(hash((source, defines)))}.cpp"
-    path.write_text(f'#include "{HERE}"\n{source}')
-    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]
-    options += [f"-D{name}={value}" for name, value in defines]
-    made = path.with_suffix(".so")
-    subprocess.run(["g++", *options, path, "-o", made], check=True)
+    name = hashlib.sha256(f"{source}{defines}".encode()).hexdigest()[:32]
+    made = folder / f"{name}.so"
+    if not made.exists():  # another process of the tests may have compiled it
+        path = folder / f"{name}-{os.getpid()}.cpp"
+        path.write_text(f'#include "{HERE}"\n{source}')
+        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mf16c"]
+        options += [f"-D{key}={value}" for key, value in defines]
+        part = path.with_suffix(".part")
+        subprocess.run(["g++", *options, path, "-o", part], check=True)
+        part.replace(made)
     return ctypes.CDLL(str(made))
 
 

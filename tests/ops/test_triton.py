@@ -24,7 +24,8 @@ def test_kernels_in_the_interpreter(kernel):
     pytest.importorskip("triton")
     here = Path(__file__).parent
     path = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n"
-    run_interpreted(f"{path}import interpreted\ninterpreted.{kernel}()")
+    seeded = "import torch; torch.manual_seed(0)\n"
+    run_interpreted(f"{path}{seeded}import interpreted\ninterpreted.{kernel}()")
 
 
 # ---------------------------------------------------------------------------------- values
