@@ -257,6 +257,20 @@ void wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b, int ke
   auto of_memory = [a](int m, int k) { return emulator::number(a, k, m, false); };
   emulator::add_product(d, COUNT, of_memory, b, keep, false);
 }
+static void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static unsigned of_a[1024][4], of_b[1024][2];
+  memcpy(of_a[threadIdx.x], a, 16), memcpy(of_b[threadIdx.x], b, 8);
+  __syncwarp();
+  int warp = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int i = 0; i < 4; i++) {
+    int row = g + i / 2 * 8, column = 2 * t + i % 2;
+    for (int k = 0; k < 16; k++)
+      d[i] += emulator::operand(&of_a[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+              emulator::operand(&of_b[warp + column * 4 + k % 8 / 2][k / 8], k % 2);
+  }
+  __syncwarp();
+}
+
 // ------------------------------------------------------------------------- launch
 
 namespace emulator {

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dlrnn import ops
-from dlrnn.ops.cuda import convolution, long_convolution, negacyclic_fft
+from dlrnn.ops.cuda import convolution, long_convolution, negacyclic_fft, nvrtc
 from dlrnn.ops.cuda.long_convolution import (
     Factors,
     column_tables,
@@ -76,7 +76,7 @@ def test_plans_fit_on_a_multiprocessor(rows):
     assert plan.teams * plan.team_size % 32 == 0
     for size in (plan.forward_bytes, plan.backward_bytes):
         assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
-    assert plan.largest_bytes <= convolution.HOPPER_BYTES
+    assert plan.largest_bytes <= nvrtc.SHARED_MEMORY[9, 0]
     tables, twists = negacyclic_fft.residue_tables(plan, torch.device("cpu"))
     count, threads = plan.residues, plan.team_size
     assert len(tables) == 32 + count * (count + 36) + (1 + count) * 2 * threads
@@ -143,7 +143,7 @@ def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
     """Whether the kernels support u depends on bounds of its length only."""
     for kernels in (convolution, long_convolution):
         monkeypatch.setattr(kernels.nvrtc, "available", lambda: True)
-    monkeypatch.setattr(convolution, "shared_memory_bytes", lambda _: convolution.HOPPER_BYTES)
+    monkeypatch.setattr(nvrtc, "shared_memory_bytes", lambda _: nvrtc.SHARED_MEMORY[9, 0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])

@@ -154,7 +154,7 @@ def test_mix_under_autocast_gives_autocasts_dtype(fused, given, length, monkeypa
     """With and without rows and kernels, as a compiler sees it."""
     for kernels_of in (kernels, convolution.row_kernels, convolution.long_convolution):
         monkeypatch.setattr(kernels_of.nvrtc, "available", lambda: True)
-    monkeypatch.setattr(convolution.row_kernels, "shared_memory_bytes", lambda _: 2**20)
+    monkeypatch.setattr(kernels.nvrtc, "shared_memory_bytes", lambda _: 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(mixing, "prefers_fused", lambda: fused)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: True)

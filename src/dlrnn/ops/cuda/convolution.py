@@ -9,8 +9,6 @@ dtype of the rows or in fp32. Arithmetic is fp32. One kernel transforms a row by
 multiplies by the spectrum of the convolution kernels, and transforms back.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,6 @@ from dlrnn.ops.cuda.negacyclic_fft import SHORTEST, RowPlan, plan_for, residue_t
 from dlrnn.ops.cuda.nvrtc import ceil_div
 
 LONGEST = 14  # log2 of a row's entries
-HOPPER_BYTES = 232448  # of shared memory that a block may have
 STORAGE: dict[torch.dtype, nvrtc.Defines] = {
     torch.float32: (("STORAGE_BITS", 32),),
     torch.bfloat16: (("STORAGE_BITS", 16), ("STORAGE_IS_BF16", 1)),
@@ -50,8 +47,11 @@ def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
 
     A Hopper GPU's does. Then no plan is computed, which would tie a compiled graph to one length.
     """
-    available = shared_memory_bytes(u.device)
-    return available >= HOPPER_BYTES or plan_for(u.shape[1], right, left).largest_bytes <= available
+    available = nvrtc.shared_memory_bytes(u.device)
+    return (
+        available >= nvrtc.SHARED_MEMORY[9, 0]
+        or plan_for(u.shape[1], right, left).largest_bytes <= available
+    )
 
 
 def forward(u: Tensor, right: Tensor, left: Tensor) -> Tensor:
@@ -304,10 +304,3 @@ def _transpose(name: str, dtype: torch.dtype, rows: Tensor) -> nvrtc.Kernel:
     if dtype != rows.dtype:
         defines += (("SEQUENCES_IN_FP32", 1),)
     return nvrtc.load(("device.cuh", "transpose.cu"), name, defines, 0, rows.device.index)
-
-
-@cache
-def shared_memory_bytes(device: torch.device) -> int:
-    """Shared memory that a block may have; a Hopper GPU's, if this PyTorch does not tell."""
-    properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", HOPPER_BYTES)

@@ -24,6 +24,10 @@ from torch import Tensor
 SOURCES = Path(__file__).parent
 SHARED_BYTES = 8  # the attribute CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
+# Bytes of shared memory that a block may have, by compute capability; the least for all others.
+LEAST_SHARED_MEMORY = 101376
+SHARED_MEMORY = {(8, 0): 166912, (8, 7): 166912, (9, 0): 232448, (10, 0): 232448}
+
 Defines = tuple[tuple[str, int], ...]
 PROGRAMMATIC_LAUNCH = ("PROGRAMMATIC_LAUNCH", 1)
 """Marks kernels that are launched with programmatic dependent launch."""
@@ -176,8 +180,31 @@ def runs_on(x: Tensor, *, newer: bool = False, portable: bool = False) -> bool:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability; that of Hopper for a CPU, where tests emulate it."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    """The compute capability; that of Hopper for a CPU, where tests emulate it.
+
+    DLRNN_COMPUTE_CAPABILITY (8.0, 8.6, ...) names an older GPU, to test the kernels for it.
+    """
+    if device.type != "cuda":
+        return (9, 0)
+    major, minor = (_requested_capability() or "{}.{}".format(*_own_capability(device))).split(".")
+    return int(major), int(minor)
+
+
+def _requested_capability() -> str | None:
+    return os.environ.get("DLRNN_COMPUTE_CAPABILITY")
+
+
+def _own_capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
+def shared_memory_bytes(device: torch.device) -> int:
+    """Shared memory that a block may have; a Hopper GPU's, if this PyTorch does not tell."""
+    if _requested_capability():
+        return SHARED_MEMORY.get(capability(device), LEAST_SHARED_MEMORY)
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY[9, 0])
 
 
 def architecture(capability: tuple[int, int]) -> str:
@@ -187,7 +214,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def is_hopper(device: int) -> bool:
     """Whether the CUDA device is a Hopper GPU and NVRTC is available; a compiler may call it."""
-    return torch.cuda.get_device_capability(device) == (9, 0) and available()
+    return capability(torch.device("cuda", device)) == (9, 0) and available()
 
 
 # What torch.compiler.assume_constant_result does; that function would import the compiler (1 s).
@@ -210,8 +237,12 @@ def load(
     files: tuple[str, ...], name: str, defines: Defines, shared_bytes: int, device: int
 ) -> Kernel:
     """Kernel `name` of the concatenated source files, on a CUDA device."""
-    here = capability(torch.device("cuda", device))
-    binary = cubin(files, defines, architecture(here))
+    where = torch.device("cuda", device)
+    have = capability(where)
+    # PTX of another architecture, which the driver compiles for this device, stands for that GPU
+    is_own = have == _own_capability(where)
+    target = architecture(have) if is_own else "compute_{}{}".format(*have)
+    binary = cubin(files, defines, target)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         _make_context_current(device)
@@ -251,7 +282,10 @@ def available() -> bool:
 
 @cache
 def cubin(files: tuple[str, ...], defines: Defines, architecture: str) -> bytes:
-    """The binary of the concatenated source files, from the cache folder or compiled."""
+    """The binary of the concatenated source files, from the cache folder or compiled.
+
+    For a virtual architecture (compute_80) it is PTX.
+    """
     source = "\n".join((SOURCES / file).read_text() for file in files)
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in defines]
@@ -282,7 +316,7 @@ def cache_folder() -> Path:
 
 
 def compile_source(source: str, options: list[str]) -> bytes:
-    """The cubin of a CUDA C++ source."""
+    """The cubin of a CUDA C++ source, or its PTX for a virtual architecture."""
     nvrtc, program = library(), ctypes.c_void_p()
     nothing = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(
@@ -292,7 +326,10 @@ def compile_source(source: str, options: list[str]) -> bytes:
     if nvrtc.nvrtcCompileProgram(program, len(options), flags):
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         raise RuntimeError(f"NVRTC could not compile a kernel of dlrnn: {log.decode()}")
-    binary = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    is_virtual = any("=compute_" in option for option in options)
+    kind = "PTX" if is_virtual else "CUBIN"
+    size_of, read = getattr(nvrtc, f"nvrtcGet{kind}Size"), getattr(nvrtc, f"nvrtcGet{kind}")
+    binary = _text(size_of, read, program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return binary
 
