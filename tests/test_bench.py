@@ -58,6 +58,15 @@ def test_generate_prints_a_table(capsys):
     assert "dlr: a token costs" in out
 
 
+def test_a_step_stands_beside_attention(capsys):
+    options = ["--repeats", "1", "--factor", "64", "--device", DEVICE.type]
+    assert main(["bench", "step", "--peers", "--json", *options]) == 0
+    rows = json.loads(capsys.readouterr().out)["steps"]
+    assert {row["layer"].split(",")[0] for row in rows} == {"DLR", "attention"}
+    columns = ("eager us", "graph us") if DEVICE.type == "cuda" else ("eager us",)
+    assert all(row[column] > 0 for row in rows for column in columns)
+
+
 @pytest.mark.parametrize(
     ("times", "quartile"), [([7.0], 7.0), ([1.0, 9.0], 3.0), ([5.0, 1.0, 3.0, 2.0, 4.0], 2.0)]
 )

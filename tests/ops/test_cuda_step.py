@@ -243,3 +243,20 @@ def test_the_launches_of_steps_can_be_replayed():
             assert torch.equal(mine, other)
     for each in (step, windowed):
         assert not any(isinstance(plan, int) for plan in each._plans.values())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_step_in_place_overwrites_the_state_with_the_same_one(window, own):
+    for size in ((20, 2, 700), (40, 12, 64), (3, 4, 33)):
+        dtype = torch.float64 if window else torch.float32
+        u, W, log_lambda, x, skip = problem(*size, own=own, state=dtype)
+        past = torch.randn(size[0], window, size[1], device=DEVICE)
+        oldest = torch.tensor([window - 1 if window else 0], device=DEVICE)
+        if window:
+            wanted = ops.windowed_step(u, W, log_lambda, x, past, oldest, skip=skip)
+        else:
+            wanted = *ops.step(u, W, log_lambda, x, skip=skip), past, oldest
+        have = ops.step_in_place(u, W, log_lambda, x, past, oldest, skip=skip)
+        for mine, other in zip((have, x, past, oldest), wanted, strict=True):
+            assert torch.equal(mine, other)

@@ -1,6 +1,7 @@
 """`dlrnn bench generate`: the time of a token after a prompt, with DLR and with attention."""
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
@@ -8,13 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dlrnn.bench.measure import announced, machine, relative_error, require_right, timed
+from dlrnn.bench.measure import (
+    announced,
+    machine,
+    median_ms,
+    relative_error,
+    require_right,
+    timed,
+)
 from dlrnn.models import LanguageConfig, LanguageModel
 from dlrnn.models.language import LanguageMixer
 from dlrnn.models.model import State
+from dlrnn.nn import CapturedSteps
 
 TOLERANCE = 1e-4
 WINDOWS = 5  # parts of the text, one row each
+GRAPH_STEPS = 110
 MIXERS: tuple[LanguageMixer, ...] = get_args(LanguageMixer)
 
 
@@ -32,7 +42,11 @@ def bench_generate(
     prompt, tokens = max(1, prompt // factor), max(1, tokens // factor)
     text = _text(batch, prompt + tokens, where)
     models = {mixer: _model(mixer, layers, experts, where) for mixer in MIXERS}
-    states = {mixer: _read(model, text[:, :prompt]) for mixer, model in models.items()}
+    prefill, states = {}, {}
+    for mixer, model in models.items():
+        _read(model, text[:, :prompt])  # compiles kernels
+        spent, states[mixer] = timed(partial(_read, model, text[:, :prompt]), where)
+        prefill[f"{mixer}_ms"] = round(1e3 * spent, 3)
     parts = min(WINDOWS, tokens)
     rows = []
     for part in announced(range(parts), lambda part: f"part {part + 1} of the text"):
@@ -45,15 +59,30 @@ def bench_generate(
         row: dict[str, Any] = {"position": end}
         for mixer in MIXERS:
             row[f"{mixer}_ms"] = round(1e3 * lower_quartile(times[mixer]), 3)
+            if where.type == "cuda":
+                row[f"{mixer}_graph_ms"] = _captured_ms(models[mixer], states[mixer], text[:, 0])
             row[f"{mixer}_MB"] = round(_megabytes(states[mixer]), 1)
         rows.append(row)
     growth = {name: rows[-1][f"{name}_ms"] / rows[0][f"{name}_ms"] for name in MIXERS}
     return {
         "case": {"B": batch, "layers": layers, "experts": experts, "prompt": prompt},
         **machine(where),
+        "prompt": prefill,
         "tokens": rows,
         "last_over_first": {name: round(value, 3) for name, value in growth.items()},
     }
+
+
+def _captured_ms(model: LanguageModel, state: State, token: Tensor) -> float:
+    """Milliseconds of a token whose step is the replay of a CUDA graph: the median of ten."""
+    step = CapturedSteps(model, state, GRAPH_STEPS)
+    times = [timed(partial(_repeat, partial(step, token)), token.device)[0] for _ in range(11)]
+    return round(median_ms(times[1:]) / (GRAPH_STEPS // 11), 3)
+
+
+def _repeat(step: Callable[[], Tensor]) -> None:
+    for _ in range(GRAPH_STEPS // 11):
+        step()
 
 
 def _text(batch: int, tokens: int, device: torch.device) -> Tensor:

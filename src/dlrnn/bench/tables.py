@@ -46,9 +46,9 @@ def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
     }
 
 
-def _precisions(model: str, where: torch.device) -> tuple[Literal["fp32", "bf16"], ...]:
-    """On a GPU attention is measured in bf16 too, as one would use it."""
-    return ("fp32", "bf16") if "attention" in model and where.type == "cuda" else ("fp32",)
+def _precisions(where: torch.device) -> tuple[Literal["fp32", "bf16"], ...]:
+    """On a GPU also bf16 under autocast."""
+    return ("fp32", "bf16") if where.type == "cuda" else ("fp32",)
 
 
 def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, A
     rows = []
     for group in GROUPS:
         units: dict[str, float] = {}
-        for column, precision in [(c, p) for c in group for p in _precisions(c, where)]:
+        for column, precision in [(c, p) for c in group for p in _precisions(where)]:
             row: dict[str, Any] = {"model": column, "precision": precision}
             for task, length in (("shift", "L"), ("reverse", "2L")):
                 table_name = "table6" if "ff" in column else "table1"
@@ -71,7 +71,7 @@ def _atomic(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, A
 
 def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
     rows, units = [], dict[str, float]()
-    cases = [(n, m, p) for n, m in product(HIGHER_ORDER, MODELS) for p in _precisions(m, where)]
+    cases = list(product(HIGHER_ORDER, MODELS, _precisions(where)))
     for name, model, precision in announced(cases, "table3/{0[0]}/{0[1]}, {0[2]}".format):
         config = recipes.scaled(recipes.get(f"table3/{name}/{model}"), scale)
         settings = {k: v for k, v in config.task.settings.items() if k != "folder"}

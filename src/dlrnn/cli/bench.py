@@ -45,10 +45,13 @@ def add(commands: Any) -> None:
     case("lengths", "cases.bench_lengths", text, repeats=10, factor=1)
     sizes = {"d_model": 4, "d_state": 1024, "length": 2**20, "repeats": 3}
     case("kernel", "layer.bench_kernel", "the kernel's accuracy at a long length", **sizes)
-    sizes = {"d_model": 64, "d_state": 1024, "batch": 1, "steps": 10000, "repeats": 10}
+    sizes = {"d_model": 64, "d_state": 1024, "batch": 1, "steps": 10000, "repeats": 10, "factor": 1}
     step = case("step", "layer.bench_step", "the cost of a step along a sequence", **sizes)
+    modes = step.add_mutually_exclusive_group()
     text = "a training step of every model of Tables 1, 3 and 6, relative to DLR"
-    _instead(step, "--tables", "tables.bench_tables", text)
+    _instead(modes, "--tables", "tables.bench_tables", text)
+    text = "a streaming step of the language model's layers, beside attention"
+    _instead(modes, "--peers", "streaming.bench_peers", text)
     step.add_argument("--scale", choices=("full", "tiny"), default="full", help="of --tables")
     sizes = {"d_model": 128, "d_state": 4096, "length": 4096, "repeats": 3}
     case("data", "data.bench_data", "making a batch of each task against a step", **sizes)
@@ -136,6 +139,10 @@ def _show_step(result: dict[str, Any]) -> None:
     )
 
 
+def _show_peers(result: dict[str, Any]) -> None:
+    print_table(f"A step after a state, {_case(result)}", result["steps"])
+
+
 def _show_tables(result: dict[str, Any]) -> None:
     print_table(f"A training step, {_case(result)}", result["models"])
     print_table("Table 3", result["table3"])
@@ -153,6 +160,8 @@ def _show_data(result: dict[str, Any]) -> None:
 
 def _show_generate(result: dict[str, Any]) -> None:
     print_table(f"A token after a prompt, {_case(result)}", result["tokens"])
+    shown = ", ".join(f"{name[:-3]} {ms:g} ms" for name, ms in result["prompt"].items())
+    print(f"the prompt: {shown}")
     for mixer, growth in result["last_over_first"].items():
         print(f"{mixer}: a token costs {growth:g} times as much at the end as at the start")
 
@@ -165,5 +174,5 @@ def _case(result: dict[str, Any]) -> str:
 _SHOW = {
     **{"bench_layer": _show_layer, "bench_tiny": _show_layer, "bench_lengths": _show_lengths},
     **{"bench_kernel": _show_kernel, "bench_step": _show_step, "bench_tables": _show_tables},
-    **{"bench_data": _show_data, "bench_generate": _show_generate},
+    **{"bench_data": _show_data, "bench_generate": _show_generate, "bench_peers": _show_peers},
 }

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dlrnn.models.config import Norm, check_fields
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
+from dlrnn.nn.captured import CapturedSteps
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.experts import Experts, Router
 from dlrnn.nn.layers import SumNorm
@@ -313,12 +314,13 @@ def _generate(
     random = torch.Generator().manual_seed(seed)
     codes, state = cast("tuple[Tensor, State]", model.codes(prompt[None], return_state=True))
     logits = model.logits(codes[:, -1])  # [1, V]
+    step = CapturedSteps(model, state, count)
     for remaining in reversed(range(count)):
         tokens, probabilities = choose(logits[0].double().cpu())
         token = int(tokens[torch.multinomial(probabilities, 1, generator=random)])
         yield token
         if remaining:
-            logits, state = model.step(torch.tensor([token], device=prompt.device), state)
+            logits = step(torch.tensor([token], device=prompt.device))
 
 
 def likely(

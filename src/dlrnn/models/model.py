@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrnn.models.config import ModelConfig, Norm, Pooling, inherited_arguments, named_arguments
+from dlrnn.nn.captured import state_in_place
 from dlrnn.nn.layers import SumNorm, ThinLinear
 from dlrnn.nn.mixer import beyond, check_input, checked_lengths
 from dlrnn.ops.checks import may_read, require, require_count, require_device, require_shape
@@ -67,6 +68,10 @@ class Block(nn.Module):
     def initial_state(self, batch_size: int) -> Any:
         """The state of the mixer before the first position."""
         return self._ability("initial_state")(batch_size)
+
+    def in_place(self, state: Any, steps: int) -> Any:
+        """The state for `CapturedSteps`."""
+        return state_in_place(self.mixer, state, steps)
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One position, x [B, H]."""
@@ -140,6 +145,11 @@ class SequenceModel(nn.Module):
         """The state before the first position."""
         require(not self.pooling, _POOLED)
         return tuple(cast("Block", block).initial_state(batch_size) for block in self.blocks)
+
+    def in_place(self, state: State, steps: int) -> State:
+        """The state for `CapturedSteps`, with room for `steps` positions where a mixer's grows."""
+        pairs = zip(self.blocks, self._states(state), strict=True)
+        return tuple(cast("Block", block).in_place(each, steps) for block, each in pairs)
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One position, x [B, d_input] or tokens [B], to [B, d_output]."""

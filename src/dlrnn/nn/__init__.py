@@ -1,6 +1,7 @@
 """Layers: all mixers keep the same contract (docs/architecture.md)."""
 
 from dlrnn.nn.attention import Attention, AttentionFF, KeyValueState
+from dlrnn.nn.captured import CapturedSteps
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.experts import Experts
 from dlrnn.nn.files import load_layers, save_model
@@ -20,6 +21,7 @@ __all__ = [
     "S4D",
     "Attention",
     "AttentionFF",
+    "CapturedSteps",
     "Experts",
     "KernelMixer",
     "KeyValueState",

@@ -41,7 +41,16 @@ class KeyValueState(NamedTuple):
     seen: Int[Tensor, " B"]
 
 
-class Attention(Mixer[KeyValueState]):
+class KeyValueBuffer(NamedTuple):
+    """The same with room for later positions, which steps fill; position 0 is at `first`."""
+
+    keys: Float[Tensor, "B S H"]
+    values: Float[Tensor, "B S H"]
+    seen: Int[Tensor, " B"]
+    first: Int[Tensor, " B"]
+
+
+class Attention(Mixer[KeyValueState | KeyValueBuffer]):
     """`y = out(u + dropout(GELU(attn(u))))`, softmax attention with rotary positions.
 
     `attn(u)_t = merge(sum_s softmax_s(temperature <R_t q_t, R_s k_s>) v_s)` in each head, over
@@ -146,21 +155,51 @@ class Attention(Mixer[KeyValueState]):
 
     # ------------------------------------------------------------------------------ streaming
 
+    def in_place(self, state: KeyValueState | KeyValueBuffer, steps: int) -> Any:
+        """The keys and values with room for `steps` positions."""
+        copied = super().in_place(state, steps)
+        if self._kept_length() or not isinstance(state, KeyValueState):
+            return copied
+        batch, count, channels = state.keys.shape
+        room = state.keys.new_zeros(batch, steps, channels)
+        keys, values = (torch.cat((each, room), dim=1) for each in (state.keys, state.values))
+        return KeyValueBuffer(keys, values, copied.seen, count - copied.seen)
+
     def _initial_state(self, batch_size: int) -> KeyValueState:
         empty = self.temperature.new_zeros(batch_size, self._kept_length(), self._kept_channels())
         seen = torch.zeros(batch_size, dtype=torch.int64, device=empty.device)
         return KeyValueState(empty, empty.clone(), seen)
 
     def _chunk(
-        self, u: Tensor, state: KeyValueState | None, lengths: Tensor | None
+        self, u: Tensor, state: KeyValueState | KeyValueBuffer | None, lengths: Tensor | None
     ) -> tuple[Tensor, KeyValueState]:
-        state = self.initial_state(u.shape[0]) if state is None else state
+        require(not isinstance(state, KeyValueBuffer), "a state in place is for steps alone")
+        state = self._initial_state(u.shape[0]) if state is None else state
+        assert isinstance(state, KeyValueState)
         y, after = self._read(u, state, lengths)
         return self._mix(u, y), after
 
-    def _step(self, u: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
+    def _step(
+        self, u: Tensor, state: KeyValueState | KeyValueBuffer
+    ) -> tuple[Tensor, KeyValueState | KeyValueBuffer]:
+        if isinstance(state, KeyValueBuffer):
+            return self._mix(u[:, None], self._attend_in_place(u[:, None], state))[:, 0], state
         y, after = self._chunk(u[:, None], state, None)
         return y[:, 0], after
+
+    def _attend_in_place(self, u: Tensor, state: KeyValueBuffer) -> Tensor:
+        """Writes key and value of a position [B, 1, H] into the buffer, and attends to it."""
+        require(not torch.is_grad_enabled(), "steps in place record no gradients: use no_grad()")
+        now = state.seen[:, None]
+        q, k, v = self._queries_keys_values(u, now)
+        place = (state.first + state.seen)[:, None, None].expand_as(k)
+        for buffer, new in ((state.keys, k), (state.values, v)):
+            buffer.scatter_(1, place, new.to(buffer.dtype))
+        then = torch.arange(state.keys.shape[1], device=u.device) - state.first[:, None]  # [B, S]
+        visible = self._sees(now[:, :, None], then[:, None])
+        state.seen.add_(1)
+        keys, values = (each.to(q.dtype) for each in (state.keys, state.values))
+        return attention(q, keys, values, self.heads, visible=visible)
 
     def _read(
         self, u: Tensor, state: KeyValueState, lengths: Tensor | None
@@ -203,9 +242,9 @@ class Attention(Mixer[KeyValueState]):
     def _parameter(self) -> Tensor:
         return self.qkv.weight
 
-    def _check_state(self, state: KeyValueState, batch: int) -> None:
+    def _check_state(self, state: KeyValueState | KeyValueBuffer, batch: int) -> None:
         require(
-            isinstance(state, KeyValueState),
+            isinstance(state, KeyValueState | KeyValueBuffer),
             f"this layer's state is a KeyValueState, not a {type(state).__name__}",
         )
         for name in ("keys", "values"):

@@ -14,10 +14,12 @@ import torch
 from jaxtyping import Float, Integer
 from torch import SymInt, Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from dlrnn import ops
 from dlrnn.nn.layers import is_unmodified
 from dlrnn.nn.streaming import (
+    InPlaceState,
     Modes,
     RecurrentState,
     StepModes,
@@ -41,9 +43,10 @@ from dlrnn.ops.checks import (
     require_shape,
 )
 
+CONTIGUOUS = torch.contiguous_format
 State = TypeVar("State")
 Activation = Literal["gelu", "silu", "relu", "identity"]
-KernelState = RecurrentState | OnlineState
+KernelState = RecurrentState | InPlaceState | OnlineState
 
 
 class Mixer(nn.Module, ABC, Generic[State]):
@@ -107,6 +110,14 @@ class Mixer(nn.Module, ABC, Generic[State]):
         if not whole or batch_size < 0:
             raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
         return self._initial_state(batch_size)
+
+    def in_place(self, state: State, steps: int) -> Any:
+        """The same state for `CapturedSteps`: in tensors of its own, with room for `steps` steps.
+
+        A mixer whose steps overwrite it returns it from `step`; others are copied.
+        """
+        del steps
+        return tree_map_only(Tensor, partial(torch.clone, memory_format=CONTIGUOUS), state)
 
     @property
     def sees_padding(self) -> bool:
@@ -391,6 +402,11 @@ class KernelMixer(Mixer[KernelState]):
             return ops.online_start(nothing, self._skip_kernel, self.kernel_length)
         return initial_state(self._streaming_modes(), batch_size, self.kernel_length)
 
+    def in_place(self, state: KernelState, steps: int) -> Any:
+        """The state that steps overwrite, if it is a recurrence's."""
+        state = super().in_place(state, steps)
+        return InPlaceState(*state) if isinstance(state, RecurrentState) else state
+
     def _step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
         y, state = self._read_step(u.to(self.D.dtype), state)
         return self._output(y.to(u.dtype)), state
@@ -405,6 +421,9 @@ class KernelMixer(Mixer[KernelState]):
         if self._streaming_states() is None:
             known = self._attached_online(cast("OnlineState", state))
             return ops.online_step(u, known, self._skip_kernel, self.kernel_length)
+        if isinstance(state, InPlaceState):
+            require(not torch.is_grad_enabled(), "steps in place record no gradients: no_grad()")
+            return read_step(u, self._step_modes(), state)
         before = self._attached(cast("RecurrentState", state))
         return read_step(u, self._step_modes(), before)
 
@@ -441,12 +460,10 @@ class KernelMixer(Mixer[KernelState]):
     def _check_state(self, state: KernelState, batch: int) -> None:
         states = self._streaming_states()
         kind = OnlineState if states is None else RecurrentState
-        require(
-            isinstance(state, kind),
-            f"this layer's state is a {kind.__name__}, not a {type(state).__name__}",
-        )
+        fits = isinstance(state, kind if states is None else RecurrentState | InPlaceState)
+        require(fits, f"this layer's state is a {kind.__name__}, not a {type(state).__name__}")
         parameter = self.D
-        if isinstance(state, RecurrentState) and states is not None:
+        if not isinstance(state, OnlineState) and states is not None:
             dtype = torch.float64 if self.kernel_length else parameter.dtype
             past = (batch, self.kernel_length or 0, self.d_model)
             require_shape("state.x", state.x, (batch, self.d_model, states, 2))

@@ -1,12 +1,13 @@
 """Reading a sequence in chunks or step by step, with the same answer as reading it whole.
 
-There are two kinds of states:
+There are these states:
 - `RecurrentState`: N complex numbers a channel, which `lambda` carries on. With a restricted
   kernel also the last inputs, so that what leaves the window can be taken out of the state again.
+- `InPlaceState`: the same in tensors that every step overwrites, for `CapturedSteps`.
 - `OnlineState` (from ops): the inputs themselves, for kernels that have no small state.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -48,6 +49,17 @@ class RecurrentState(NamedTuple):
     x: Float[Tensor, "B H N 2"]
     past: Float[Tensor, "B window H"]
     oldest: Int[Tensor, "1"]
+
+
+class InPlaceState(NamedTuple):
+    """A `RecurrentState` in tensors that a step overwrites; it has no gradients."""
+
+    x: Float[Tensor, "B H N 2"]
+    past: Float[Tensor, "B window H"]
+    oldest: Int[Tensor, "1"]
+
+
+StepState = TypeVar("StepState", RecurrentState, InPlaceState)
 
 
 def initial_state(modes: Modes, batch: int, window: int | None) -> RecurrentState:
@@ -153,9 +165,11 @@ def read_chunk_online(
 
 
 def read_step(
-    u: Float[Tensor, "B H"], modes: Modes | StepModes, state: RecurrentState
-) -> tuple[Float[Tensor, "B H"], RecurrentState]:
+    u: Float[Tensor, "B H"], modes: Modes | StepModes, state: StepState
+) -> tuple[Float[Tensor, "B H"], StepState]:
     """One step of the recurrence."""
+    if isinstance(state, InPlaceState):
+        return ops.step_in_place(u, modes.W, modes.log_lambda, *state, skip=modes.D), state
     x, past, oldest = state  # not state._replace(...): torch 2.11 cannot compile that
     if past.shape[1] == 0:
         y, x = ops.step(u, modes.W, modes.log_lambda, x, skip=modes.D)

@@ -11,7 +11,14 @@ from dlrnn.ops.layer_norm import layer_norm
 from dlrnn.ops.mixing import mix
 from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import DLRExponents, conjugate, pair_product, powers, prod_modes
-from dlrnn.ops.recurrence import advance, align_right, response, step, windowed_step
+from dlrnn.ops.recurrence import (
+    advance,
+    align_right,
+    response,
+    step,
+    step_in_place,
+    windowed_step,
+)
 from dlrnn.ops.rotary import rotate
 from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
@@ -41,6 +48,7 @@ __all__ = [
     "response",
     "rotate",
     "step",
+    "step_in_place",
     "takes_dlr_layer",
     "use_backend",
     "vandermonde",

@@ -78,6 +78,38 @@ def windowed_step(  # noqa: PLR0917
     return _windowed_step(*given, oldest)
 
 
+def step_in_place(  # noqa: PLR0917
+    u: Float[Tensor, "B H"],
+    W: Float[Tensor, "H N 2"],
+    log_lambda: LogLambda | DLRExponents,
+    state: Float[Tensor, "B H N 2"],
+    past: Float[Tensor, "B window H"],
+    oldest: Int[Tensor, "1"],
+    *,
+    skip: Float[Tensor, " H"] | None = None,
+) -> Float[Tensor, "B H"]:
+    """Return y of `step`, or of `windowed_step` if `past` is not empty; the state is overwritten.
+
+    It records no gradients. The state must be contiguous.
+    """
+    exponents, phase = _as_tensors(log_lambda)
+    given = u, W, exponents, phase, state, skip
+    ring = past if past.shape[1] else None
+    if uses_fused("step", u, lambda: kernels.supports(u, W, exponents, state, ring)):
+        y = kernels.step_in_place(*given, past, oldest)
+        if ring is not None:
+            oldest.add_(1).remainder_(past.shape[1])
+        return y
+    if ring is None:
+        y, x = _step(*given, None, 0)
+    else:
+        y, x, new_past, new_oldest = _windowed_step(*given, past, oldest)
+        past.copy_(new_past)
+        oldest.copy_(new_oldest)
+    state.copy_(x)
+    return y
+
+
 def _as_tensors(log_lambda: Tensor | DLRExponents) -> tuple[Tensor, Tensor | None]:
     """DLR's parameters, or log lambda in float64 and None."""
     if isinstance(log_lambda, Tensor):

@@ -10,6 +10,9 @@
 // lambda is evaluated in float64, once for each block. lambda x + u is rounded once: it is computed in float64, or with
 // TWO_FLOATS from unevaluated sums of two fp32 numbers, for GPUs whose float64 is slow. y is summed in a fixed order.
 //
+// Every number of the state is read by the thread that writes it, so that new_x may be x. Without blocks that copy the
+// ring, new_past is past: its oldest entry is replaced, and new_oldest is not written.
+//
 // Constants: TEAM, UNROLL, THREADS (at most), PAIRS (fp32 states, an even number of them: vectors of two), WIDE
 // (float64 states), WINDOW (an input leaves), PARAMETERS (log lambda as DLR's own parameters), TWO_FLOATS.
 
@@ -197,5 +200,7 @@ recurrence_step(const float* __restrict__ u, const float* __restrict__ W, const 
     for (int k = 0; k < WARPS; k++) sum += sums[(row - start) * WARPS + k];
     const int channel = channel_of(row), at = sequence_of(row) * channels + channel;
     y[at] = skip ? sum + skip[channel] * u[at] : sum;
+    if (WINDOW && new_past && gridDim.x == groups * parts)  // the ring is not copied, but overwritten
+      new_past[((long long)sequence_of(row) * ring + place) * channels + channel] = u[at];
   }
 }

@@ -82,6 +82,22 @@ def step(  # noqa: PLR0917
     return _launch(u, W, log_lambda, phase, x, skip, ring, window)
 
 
+def step_in_place(  # noqa: PLR0917
+    u: Tensor,
+    W: Tensor,
+    log_lambda: Tensor,
+    phase: Tensor | None,
+    x: Tensor,
+    skip: Tensor | None,
+    past: Tensor,
+    oldest: Tensor,
+) -> Tensor:
+    """y; x' replaces x, and u the oldest of the ring `past`, which may be empty."""
+    window = past.shape[1]
+    ring = _Ring(past, window, oldest, past) if window else None
+    return _launch(u, W, log_lambda, phase, x, skip, ring, window, in_place=True)[0]
+
+
 def windowed_step(  # noqa: PLR0917
     u: Tensor,
     W: Tensor,
@@ -100,9 +116,9 @@ def windowed_step(  # noqa: PLR0917
 
 
 class _Ring(NamedTuple):
-    """Inputs of which one leaves the state, [B, length, H]; with `oldest` they are copied, too."""
+    """Inputs of which one leaves the state, [B, length, H]; with `new_oldest` they are copied."""
 
-    past: Tensor
+    past: Tensor | None
     length: int
     oldest: Tensor | None = None
     new_past: Tensor | None = None
@@ -118,24 +134,26 @@ def _launch(  # noqa: PLR0917
     skip: Tensor | None,
     ring: _Ring | None,
     window: int,
+    *,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     (batch, channels), states, device = u.shape, x.shape[2], u.device
-    past, length, *copied = (None, 0, None, None, None) if ring is None else ring
+    past, length, oldest, new_past, new_oldest = _Ring(None, 0) if ring is None else ring
     plan, defines, shared_bytes, copies = prepared(
-        (batch, channels, states, 0 if copied[0] is None else length),
+        (batch, channels, states, 0 if new_oldest is None else length),
         (phase is None and log_lambda.dim() == 3, x.dtype == torch.float64),
         (past is not None, phase is not None),
         multiprocessors(device),
         nvrtc.capability(device),
     )
     kernel = nvrtc.load(FILES, "recurrence_step", defines, shared_bytes, device.index)
-    u, x = aligned(u), aligned(x)
-    y, new_x = u.new_empty(u.shape), x.new_empty(x.shape)
-    oldest, *new_ring = (0 if each is None else each for each in copied)
+    u, x = aligned(u), x if in_place else aligned(x)
+    y, new_x = u.new_empty(u.shape), x if in_place else x.new_empty(x.shape)
+    place, *new_ring = (0 if each is None else each for each in (oldest, new_past, new_oldest))
     kernel(
         *(plan.groups * plan.parts + copies, plan.threads, u, aligned(W), aligned(log_lambda)),
         *(0 if phase is None else phase.contiguous(), 0 if skip is None else skip.contiguous(), x),
-        *(0 if past is None else past, oldest, y, new_x, *new_ring),
+        *(0 if past is None else past, place, y, new_x, *new_ring),
         *(batch, channels, states, plan.groups, plan.parts, plan.share, window, length),
     )
     return y, new_x
