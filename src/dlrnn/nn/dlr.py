@@ -12,6 +12,7 @@ from dlrnn import ops
 from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
 from dlrnn.nn.streaming import Modes, RecurrentState, StepModes
 from dlrnn.ops.checks import REAL, require_count, require_dtype, require_steps
+from dlrnn.ops.pairs import NO_FLOAT64
 
 Cast = Literal["real", "prod"]
 
@@ -102,9 +103,8 @@ class DLR(KernelMixer):
             r.uniform_(math.log(self.dt_min), math.log(self.dt_max))
             self.log_lambda_re.copy_((r.exp() / 2).sqrt())
             if self.log_lambda_im is not None:
-                self.log_lambda_im.copy_(
-                    2 * math.pi * torch.arange(self.d_state).double() / self.d_state
-                )
+                n = torch.arange(self.d_state, dtype=torch.float64, device="cpu")
+                self.log_lambda_im.copy_(2 * math.pi * n / self.d_state)
             self.W.normal_(std=1 / self.d_state)
         self.reset_skip_and_out()
 
@@ -171,12 +171,13 @@ class DLR(KernelMixer):
         """
         if self.W.dtype not in REAL:
             require_dtype("the parameters of a DLR layer", self.W)
-        log_modulus = -self.log_lambda_re.double().square()
+        where = "cpu" if self.W.device.type in NO_FLOAT64 else None
+        log_modulus = -self.log_lambda_re.to(where, torch.float64).square()
         if self.log_lambda_im is None:
             W = torch.cat((self.W, torch.zeros_like(self.W)), dim=-1)
             log_lambda = torch.stack((log_modulus, torch.zeros_like(log_modulus)), dim=-1)
             return Modes(W, log_lambda, self.D)
-        phase = self.log_lambda_im.double()
+        phase = self.log_lambda_im.to(log_modulus)
         return Modes(self.W, torch.stack((log_modulus, phase), dim=-1), self.D)
 
     # ------------------------------------------------------------------------------ streaming

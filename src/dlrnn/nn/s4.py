@@ -12,6 +12,7 @@ from dlrnn.nn.streaming import RecurrentState
 from dlrnn.ops.checks import require, require_count, require_dtype, require_steps
 from dlrnn.ops.dplr import DPLR, dplr_kernel, legs
 from dlrnn.ops.dplr_recurrence import dplr_advance, dplr_response, dplr_step
+from dlrnn.ops.pairs import in_float64
 
 FEW = 16  # chunks of up to this many positions are read step by step, in O(N) each
 
@@ -88,12 +89,13 @@ class S4(KernelMixer):
     def system(self) -> DPLR:
         """The continuous system, float64 pairs; C [1, H, N/2, 2], or [2, ...] if bidirectional."""
         require_dtype("the parameters of a layer", self.C)
-        Lambda = torch.stack((-self.log_decay.double().exp(), self.frequency.double()), dim=-1)
-        C = self.C.double().unflatten(0, (-1, self.d_model))
-        return DPLR(Lambda, self.P.double(), self.B.double(), C, self.log_dt.double().exp())
+        parameters = self.log_decay, self.frequency, self.P, self.B, self.C, self.log_dt
+        log_decay, frequency, P, B, C, log_dt = map(in_float64, parameters)
+        Lambda = torch.stack((-log_decay.exp(), frequency), dim=-1)
+        return DPLR(Lambda, P, B, C.unflatten(0, (-1, self.d_model)), log_dt.exp())
 
     def _kernel(self, length: int) -> Tensor:
-        return dplr_kernel(self.system(), length).flatten(0, 1).to(self.C.dtype)
+        return dplr_kernel(self.system(), length).flatten(0, 1).to(self.C)
 
     # ------------------------------------------------------------------------------ streaming
 

@@ -10,6 +10,7 @@ from dlrnn import ops
 from dlrnn.nn.mixer import KernelMixer, KernelMixerOptions
 from dlrnn.nn.streaming import Modes
 from dlrnn.ops.checks import require, require_count, require_dtype, require_positive, require_steps
+from dlrnn.ops.pairs import in_float64
 
 
 class StateSpace(KernelMixer):
@@ -68,9 +69,12 @@ class StateSpace(KernelMixer):
         (float64), D [H].
         """
         require_dtype("the parameters of a layer", self.W)
-        Lambda = torch.stack((-self.log_decay.double().exp(), self.frequency.double()), dim=-1)
-        log_lambda, gain = ops.zero_order_hold(Lambda, self.log_dt.double().exp())
-        gain = (self.multiplicity * gain).to(self.W.dtype)
+        log_decay, frequency, log_dt = map(
+            in_float64, (self.log_decay, self.frequency, self.log_dt)
+        )
+        Lambda = torch.stack((-log_decay.exp(), frequency), dim=-1)
+        log_lambda, gain = ops.zero_order_hold(Lambda, log_dt.exp())
+        gain = (self.multiplicity * gain).to(self.W)
         W = ops.pair_product(self.W.unflatten(0, (-1, self.d_model)), gain)  # [1 or 2, H, N, 2]
         return Modes(W.flatten(0, 1), log_lambda, self.D)
 
@@ -121,7 +125,8 @@ class DSS(StateSpace):
 
     def reset_parameters(self) -> None:
         """`Lambda_n = -1/2 + i frequency_step n`, Delta log-uniform, `W ~ N(0, 1)` in each part."""
-        self._reset(self.frequency_step * torch.arange(self.d_state).double(), deviation=1.0)
+        n = torch.arange(self.d_state, dtype=torch.float64, device="cpu")
+        self._reset(self.frequency_step * n, deviation=1.0)
 
 
 class S4D(StateSpace):
@@ -156,5 +161,5 @@ class S4D(StateSpace):
 
     def reset_parameters(self) -> None:
         """The frequencies above, Delta log-uniform, W complex normal with `E |W|^2 = 1`."""
-        N, n = self.d_state, torch.arange(self.d_state // 2).double()
+        N, n = self.d_state, torch.arange(self.d_state // 2, dtype=torch.float64, device="cpu")
         self._reset(N / math.pi * (N / (2 * n + 1) - 1), deviation=math.sqrt(0.5))

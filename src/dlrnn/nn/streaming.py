@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn import ops
+from dlrnn.ops.checks import require
+from dlrnn.ops.pairs import has_float64
 
 SHORT = 16
 """A chunk is read step by step if the inputs to convolve again are so many times longer."""
@@ -66,6 +68,11 @@ def initial_state(modes: Modes, batch: int, window: int | None) -> RecurrentStat
     """The state before the first position: all zeros."""
     W = modes.W
     channels, states, _ = W.shape
+    require(
+        window is None or has_float64(W.device),
+        f"a layer with kernel_length streams in float64, which {W.device.type} lacks: stream on the"
+        " CPU (layer.cpu()), or without kernel_length",
+    )
     return RecurrentState(
         W.new_zeros(batch, channels, states, 2, dtype=torch.float64 if window else W.dtype),
         W.new_zeros(batch, window or 0, channels),

@@ -19,8 +19,15 @@ from torch import Tensor
 from dlrnn.ops.checks import require, require_dtype, require_no_transform, require_shape
 from dlrnn.ops.cuda import channel_vandermonde as kernels
 from dlrnn.ops.dispatch import uses_fused
-from dlrnn.ops.pairs import pair_product, powers
-from dlrnn.ops.vandermonde import fine_table, matmul, table_split, with_derivatives, workspace
+from dlrnn.ops.pairs import in_float64, pair_product, powers
+from dlrnn.ops.vandermonde import (
+    are_together,
+    fine_table,
+    matmul,
+    table_split,
+    with_derivatives,
+    workspace,
+)
 
 
 def channel_vandermonde(
@@ -33,7 +40,7 @@ def channel_vandermonde(
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W.reshape(math.prod(W.shape[:-3]), *log_lambda.shape)
-    kernel: Tensor = _product_op(flat, log_lambda.double(), length)
+    kernel: Tensor = _product_op(flat, in_float64(log_lambda), length)
     return kernel.reshape(*W.shape[:-2], length)
 
 
@@ -45,7 +52,7 @@ def channel_adjoint(
     rows = tuple("." for _ in v.shape[:-2])
     require_shape("v", v, (*rows, log_lambda.shape[0], "L"))
     flat = v.reshape(math.prod(v.shape[:-2]), *v.shape[-2:])
-    moments: Tensor = _adjoint_op(flat, log_lambda.double())
+    moments: Tensor = _adjoint_op(flat, in_float64(log_lambda))
     return moments.reshape(*v.shape[:-2], *log_lambda.shape)
 
 
@@ -54,7 +61,7 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
     require_dtype("the values of a Vandermonde product", values)
     require_shape("log_lambda", log_lambda, ("H", "N", 2))
     require(
-        values.device == log_lambda.device,
+        are_together(values, log_lambda),
         f"values are on {values.device}, log_lambda on {log_lambda.device}: move one of them",
     )
 
@@ -69,11 +76,11 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     split, blocks = table_split(W, length)
     kernel = W.new_empty(rows, channels, blocks, split)
     for h, width, row_tiles in _tiles(W, states, split, blocks):
-        fine = _table(log_lambda[h], split, W.dtype).flatten(1, 2)  # [h, N 2, S]
-        coarse = _table(split * log_lambda[h], width, W.dtype)  # [h, N, 2, b]
+        fine = _table(log_lambda[h], split, W).flatten(1, 2)  # [h, N 2, S]
+        coarse = _table(split * log_lambda[h], width, W)  # [h, N, 2, b]
         for start in range(0, blocks, width):
             b = slice(start, min(start + width, blocks))
-            first = powers(log_lambda[h], split * start).to(W.dtype)
+            first = powers(log_lambda[h], split * start).to(W)
             for r in row_tiles:
                 weight = pair_product(W[r, h], first)  # [r, h, N, 2]
                 scaled = _scaled(weight, coarse[..., : b.stop - start])  # [h, N 2, r b]
@@ -106,11 +113,11 @@ def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     v = torch.nn.functional.pad(v, (0, blocks * split - length)).unflatten(2, (blocks, split))
     moments = v.new_zeros(rows, channels, states, 2)
     for h, width, row_tiles in _tiles(v, states, split, blocks):
-        fine = _table(log_lambda[h], split, v.dtype).flatten(1, 2)  # [h, N 2, S]
-        coarse = _table(split * log_lambda[h], width, v.dtype)  # [h, N, 2, b]
+        fine = _table(log_lambda[h], split, v).flatten(1, 2)  # [h, N 2, S]
+        coarse = _table(split * log_lambda[h], width, v)  # [h, N, 2, b]
         for start in range(0, blocks, width):
             b = slice(start, min(start + width, blocks))
-            first = powers(log_lambda[h], split * start).to(v.dtype)
+            first = powers(log_lambda[h], split * start).to(v)
             for r in row_tiles:
                 values = v[r, h, b].transpose(0, 1)  # [h, r, b, S]
                 partial = matmul(fine, values.flatten(1, 2).transpose(1, 2))  # sum over a
@@ -139,10 +146,10 @@ _product_op, _adjoint_op, _ = with_derivatives(
 # ---------------------------------------------------------------------------------- tables
 
 
-def _table(log_lambda: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _table(log_lambda: Tensor, count: int, like: Tensor) -> Tensor:
     """`lambda_hn^a` for a < count, [h, N, 2, count]."""
     channels, states, _ = log_lambda.shape
-    table = fine_table(log_lambda.flatten(0, 1), count, dtype)
+    table = fine_table(log_lambda.flatten(0, 1), count, like)
     return table.view(channels, states, 2, count)
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlrnn.ops.dplr import DPLR, readout, solve, transition
+from dlrnn.ops.pairs import in_float64
 
 BLOCK = 64
 """Positions that a chunk reads with one matrix product."""
@@ -18,10 +19,10 @@ def dplr_step(
     u: Float[Tensor, "B H"], system: DPLR, state: Float[Tensor, "B H M 2"]
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H M 2"]]:
     """One step of the recurrence, `x' = Abar x + Bbar u`, `y = C x'`, in O(N)."""
-    x, input_ = state.double(), u.double()[..., None, None] * system.B
+    x, input_ = in_float64(state), in_float64(u)[..., None, None] * system.B
     x = solve(system, 2 * x + system.dt[:, None, None] * input_) - x
     y: Tensor = (readout(system)[0] * x.flatten(-2)).sum(-1)
-    return y.to(u.dtype), x.to(state.dtype)
+    return y.to(u), x.to(state)
 
 
 def dplr_advance(
@@ -39,7 +40,7 @@ def dplr_advance(
     step, blocks = transition(system), _blocks(length)
     first = solve(system, system.dt[:, None, None] * system.B).flatten(-2)  # Bbar [H, N]
     reads, joined = _orbit(first[:, None], step, BLOCK)
-    padded = torch.nn.functional.pad(u.double(), (0, 0, blocks * BLOCK - length, 0))
+    padded = torch.nn.functional.pad(in_float64(u), (0, 0, blocks * BLOCK - length, 0))
     inputs = padded.permute(2, 1, 0).unflatten(1, (blocks, BLOCK))  # [H, blocks, BLOCK, B]
     moments = inputs.transpose(-1, -2) @ reads.flip(1)[:, None]  # [H, blocks, B, N]
     while moments.shape[1] > 1:
@@ -47,9 +48,9 @@ def dplr_advance(
         joined = joined @ joined
     x: Tensor = moments[:, 0]  # [H, B, N]
     if state is not None:
-        counts = torch.full((batch,), length, device=u.device) if lengths is None else lengths
-        x = x + _carried(_rows(state), step, counts, length)
-    state = x.transpose(0, 1).unflatten(-1, (-1, 2)).to(u.dtype)
+        counts = torch.full((batch,), length) if lengths is None else lengths
+        x = x + _carried(_rows(state), step, counts.to(step.device), length)
+    state = x.transpose(0, 1).unflatten(-1, (-1, 2)).to(u)
     return state
 
 
@@ -62,12 +63,12 @@ def dplr_response(
     _, far = _orbit(outputs[:, :1], step, BLOCK)
     starts, _ = _orbit(_rows(state) @ step, far, blocks)  # [H, blocks B, N]
     y: Tensor = (starts @ outputs.mT).unflatten(1, (blocks, -1))  # [H, blocks, B, BLOCK]
-    return y.permute(2, 1, 3, 0).flatten(1, 2)[:, :length].to(state.dtype)
+    return y.permute(2, 1, 3, 0).flatten(1, 2)[:, :length].to(state)
 
 
 def _rows(state: Tensor) -> Tensor:
     """[B, H, M, 2] -> [H, B, N]."""
-    return state.double().flatten(-2).transpose(0, 1)
+    return in_float64(state).flatten(-2).transpose(0, 1)
 
 
 def _orbit(rows: Tensor, step: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,27 @@
-"""Complex numbers as real pairs: a last dimension of 2 that holds (re, im)."""
+"""Complex numbers as real pairs: a last dimension of 2 that holds (re, im).
+
+Exponents and their tables are float64. On a device without float64 (`NO_FLOAT64`) they lie on the
+CPU, and what is made of them is rounded to fp32 before it is moved to the device.
+"""
 
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+NO_FLOAT64 = {"mps"}
+"""The types of devices that have no float64 numbers."""
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device has float64 numbers."""
+    return device.type not in NO_FLOAT64
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no such numbers."""
+    return x.to("cpu", torch.float64) if x.device.type in NO_FLOAT64 else x.double()
 
 
 class DLRExponents(NamedTuple):
@@ -18,8 +35,8 @@ class DLRExponents(NamedTuple):
 
     def log_lambda(self) -> Float[Tensor, "N 2"]:
         """The pairs (-re^2, im), in float64."""
-        decay = -self.re.double().square()
-        phase = torch.zeros_like(decay) if self.im is None else self.im.double()
+        decay = -in_float64(self.re).square()
+        phase = torch.zeros_like(decay) if self.im is None else in_float64(self.im)
         return torch.stack((decay, phase), dim=-1)
 
 
@@ -41,13 +58,14 @@ def powers(log_lambda: Float[Tensor, "*n 2"], exponent: Tensor | int) -> Float[T
     The phase `exponent * Im log lambda` is formed and reduced modulo 2 pi in float64: for a
     float32 phase and an exponent below 2^29 the product is exact.
     """
-    decay, phase = (log_lambda.double() * _as_factor(exponent)).unbind(-1)
+    log_lambda = in_float64(log_lambda)
+    decay, phase = (log_lambda * _as_factor(exponent, log_lambda.device)).unbind(-1)
     modulus = decay.exp()
     return torch.stack((modulus * phase.cos(), modulus * phase.sin()), dim=-1)
 
 
-def _as_factor(exponent: Tensor | int) -> Tensor | int:
-    return exponent if isinstance(exponent, int) else exponent[..., None]
+def _as_factor(exponent: Tensor | int, device: torch.device) -> Tensor | int:
+    return exponent if isinstance(exponent, int) else exponent[..., None].to(device)
 
 
 def prod_modes(
@@ -62,4 +80,5 @@ def prod_modes(
     product = pair_product(W[:, m], W[:, n])
     minus_i = torch.stack((product[..., 1], -product[..., 0]), dim=-1)
     weight = 1 - 0.5 * (m == n).to(W.dtype)
+    m, n = m.to(log_lambda.device), n.to(log_lambda.device)
     return minus_i * weight[:, None], log_lambda[m] + log_lambda[n]

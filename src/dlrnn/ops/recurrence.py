@@ -16,7 +16,8 @@ from dlrnn.ops.channel_vandermonde import channel_adjoint, channel_vandermonde
 from dlrnn.ops.checks import in_transform
 from dlrnn.ops.cuda import recurrence_step as kernels
 from dlrnn.ops.dispatch import op, runs_eagerly, uses_fused
-from dlrnn.ops.pairs import DLRExponents, pair_product, powers
+from dlrnn.ops.pairs import DLRExponents, has_float64, in_float64, pair_product, powers
+from dlrnn.ops.two_floats import sum_of_products
 from dlrnn.ops.vandermonde import COMPLEX, vandermonde, vandermonde_adjoint
 
 LogLambda = Float[Tensor, "N 2"] | Float[Tensor, "H N 2"]
@@ -113,7 +114,7 @@ def step_in_place(  # noqa: PLR0917
 def _as_tensors(log_lambda: Tensor | DLRExponents) -> tuple[Tensor, Tensor | None]:
     """DLR's parameters, or log lambda in float64 and None."""
     if isinstance(log_lambda, Tensor):
-        return log_lambda.double(), None
+        return in_float64(log_lambda), None
     if log_lambda.im is None or log_lambda.re.dtype != torch.float32:
         return log_lambda.log_lambda(), None
     return log_lambda
@@ -146,6 +147,7 @@ def _step(  # noqa: PLR0917
     lam = powers(log_lambda, 1)
     gone = None if leaving is None else powers(log_lambda, window)
     carry = _carry if runs_eagerly(u) else _carry_in_pairs
+    carry = carry if has_float64(u.device) else _carry_in_two_parts
     y, x = carry(u, W, lam, state, gone, leaving)
     return (y.contiguous() if skip is None else torch.addcmul(y, skip, u)), x
 
@@ -180,6 +182,23 @@ def _carry_in_pairs(  # noqa: PLR0917
         im = im - gone[..., 1] * leaving[..., None]
     x = torch.stack((re.to(state.dtype), im.to(state.dtype)), dim=-1)
     products = W * x.to(W.dtype)  # no matrix product: autocast would round it
+    return (products[..., 0] - products[..., 1]).sum(-1), x
+
+
+def _carry_in_two_parts(  # noqa: PLR0917
+    u: Tensor, W: Tensor, lam: Tensor, state: Tensor, gone: Tensor | None, leaving: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same without float64: lambda, from the CPU, is the sum of two fp32 numbers."""
+    high = lam.float()
+    low = (lam - high).float().to(u.device)
+    (h_re, h_im), (x_re, x_im) = high.to(u.device).unbind(-1), state.unbind(-1)
+    small_re, small_im = pair_product(low, state).unbind(-1)
+    re = sum_of_products([(h_re, x_re), (-h_im, x_im)], u[..., None], small_re)
+    im = sum_of_products([(h_re, x_im), (h_im, x_re)], torch.zeros_like(x_im), small_im)
+    x = torch.stack((re, im), dim=-1)
+    if gone is not None and leaving is not None:
+        x = x - gone.to(x) * leaving[..., None, None]
+    products = W * x
     return (products[..., 0] - products[..., 1]).sum(-1), x
 
 
@@ -267,7 +286,8 @@ def advance(
         return moments
     count = u.shape[1] if lengths is None else lengths[:, None, None]
     decay = powers(log_lambda, count)  # log_lambda's shape, or [B, 1 or H, N, 2]
-    return (moments + pair_product(decay, state.double())).to(state.dtype)
+    wide = state.double() if has_float64(state.device) else state
+    return (moments + pair_product(decay.to(wide), wide)).to(state.dtype)
 
 
 def response(
@@ -277,7 +297,7 @@ def response(
     length: int,
 ) -> Float[Tensor, "B {length} H"]:
     """A state's part in the next outputs: `Re(W lambda^(k+1) x)` for k = 0 .. length-1."""
-    lam = powers(log_lambda, 1).to(state.dtype)
+    lam = powers(log_lambda, 1).to(state)
     weight = pair_product(W, pair_product(lam, state))
     product = vandermonde if log_lambda.dim() == 2 else channel_vandermonde
     return product(weight, log_lambda, length).transpose(1, 2)

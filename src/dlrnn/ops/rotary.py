@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dlrnn.ops.checks import in_transform
 from dlrnn.ops.dispatch import op, uses_fused
+from dlrnn.ops.pairs import has_float64
 
 BASE = 10000.0
 
@@ -21,10 +22,11 @@ def rotate(
     Angles are float64: in fp32 a position of a million would be off by 0.03.
     """
     half = x.shape[-1] // 2
-    exponents = torch.arange(half, dtype=torch.float64, device=x.device) / half
-    angles = positions[..., None] * BASE**-exponents  # [B, L, d/2]
+    device = x.device if has_float64(x.device) else torch.device("cpu")
+    exponents = torch.arange(half, dtype=torch.float64, device=device) / half
+    angles = positions.to(device)[..., None] * BASE**-exponents  # [B, L, d/2]
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = (each.to(x.device, dtype) for each in (angles.cos(), angles.sin()))
     turned: Tensor = (_turned if _is_fused(x) else turn)(x, cos, sin)
     return turned
 

@@ -35,7 +35,7 @@ from dlrnn.ops.checks import (
 )
 from dlrnn.ops.cuda import vandermonde as kernels
 from dlrnn.ops.dispatch import Op, op, runs_eagerly, uses_fused
-from dlrnn.ops.pairs import conjugate, pair_product, powers
+from dlrnn.ops.pairs import conjugate, has_float64, in_float64, pair_product, powers
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 SMALL = 2**12
@@ -50,8 +50,8 @@ def vandermonde(
     fits = log_lambda.dim() == 2 and W.shape[-2:] == log_lambda.shape and log_lambda.shape[1] == 2
     if not fits or W.dtype not in REAL or W.device != log_lambda.device:
         _explain(W, log_lambda)
-        states = log_lambda.shape[0]
-        raise ValueError(f"W must have the shape [..., {states}, 2], not {list(W.shape)}")
+        shape = [*W.shape[:-2], *log_lambda.shape]
+        require_shape("W", W, tuple(shape))
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W if W.dim() == 3 else W.reshape(math.prod(W.shape[:-2]), *log_lambda.shape)
@@ -59,7 +59,7 @@ def vandermonde(
     if W.is_cpu and runs_eagerly(W) and log_lambda.shape[0] * length <= SMALL:
         kernel = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
     else:
-        kernel = product_op(flat, log_lambda.double(), length)
+        kernel = product_op(flat, in_float64(log_lambda), length)
     return kernel if W.dim() == 3 else kernel.reshape(*W.shape[:-2], length)
 
 
@@ -70,7 +70,7 @@ def vandermonde_adjoint(
     require_no_transform()
     _explain(v, log_lambda)
     flat = v.reshape(math.prod(v.shape[:-1]), v.shape[-1])
-    moments: Tensor = moments_op(flat, log_lambda.double())
+    moments: Tensor = moments_op(flat, in_float64(log_lambda))
     return moments.reshape(*v.shape[:-1], *log_lambda.shape)
 
 
@@ -86,7 +86,15 @@ def _explain(values: Tensor, log_lambda: Tensor) -> None:
     """Raises ValueError if these tensors do not fit together."""
     require_dtype("the values of a Vandermonde product", values)
     require_shape("log_lambda", log_lambda, ("N", 2))
-    require_device("log_lambda", log_lambda, values.device)
+    if not are_together(values, log_lambda):
+        require_device("log_lambda", log_lambda, values.device)
+
+
+def are_together(values: Tensor, log_lambda: Tensor) -> bool:
+    """Whether both are on one device, or log lambda on the CPU because the other has no float64."""
+    return values.device == log_lambda.device or (
+        log_lambda.is_cpu and not has_float64(values.device)
+    )
 
 
 # ---------------------------------------------------------------------------------- forward
@@ -100,10 +108,10 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     # conj_physical: inside a compiled graph the lazy conj() bit of a tensor is not honoured here
     W_conj = torch.view_as_complex(W.contiguous()).conj_physical()
     split, blocks = table_split(W, length)
-    fine = fine_table(log_lambda, split, W.dtype)  # [N 2, S]
+    fine = fine_table(log_lambda, split, W)  # [N 2, S]
     kernel = W.new_empty(rows, blocks, split)
     for b, tiles in _tiles(W, rows, blocks, states):
-        coarse = _coarse_table(log_lambda, split, b, W.dtype).conj_physical_()  # [b, N]
+        coarse = _coarse_table(log_lambda, split, b, W).conj_physical_()  # [b, N]
         for r in tiles:
             scaled = W_conj[r, None] * coarse  # [r, b, N], holds (V_re, -V_im)
             flat = torch.view_as_real(scaled).view(-1, 2 * states)
@@ -121,13 +129,13 @@ def _moments(v: Tensor, log_lambda: Tensor) -> Tensor:
         return kernels.adjoint(v, log_lambda)
     (rows, length), states = v.shape, log_lambda.shape[0]
     split, blocks = table_split(v, length)
-    fine = fine_table(log_lambda, split, v.dtype).t()  # [S, N 2]
+    fine = fine_table(log_lambda, split, v).t()  # [S, N 2]
     if blocks * split > length:
         v = torch.nn.functional.pad(v, (0, blocks * split - length))
     v = v.view(rows, blocks, split)
     moments = torch.zeros(rows, states, dtype=COMPLEX[v.dtype], device=v.device)
     for b, tiles in _tiles(v, rows, blocks, states):
-        coarse = _coarse_table(log_lambda, split, b, v.dtype)
+        coarse = _coarse_table(log_lambda, split, b, v)
         for r in tiles:
             partial = matmul(v[r, b].reshape(-1, split), fine)  # sum over a
             partial = torch.view_as_complex(partial.view(-1, len(coarse), states, 2))
@@ -217,7 +225,10 @@ def _times_position(v: Tensor) -> Tensor:
 
 def _log_lambda_gradient(weight: Tensor, slope: Tensor) -> Tensor:
     """`sum_rows (Re, -Im)(weight slope)`: the derivative along log |lambda| and along the phase."""
-    return conjugate(pair_product(weight, slope).sum(0, dtype=torch.float64))
+    products = pair_product(weight, slope)
+    if has_float64(products.device):
+        return conjugate(products.sum(0, dtype=torch.float64))
+    return conjugate(in_float64(products).sum(0))
 
 
 product_op, moments_op, _product_backward = with_derivatives(
@@ -295,8 +306,10 @@ def _tiles(
         )
 
 
-def fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
+def fine_table(log_lambda: Tensor, split: int, like: Tensor) -> Tensor:
     """`lambda_n^a`, a < split, as a real matrix [2 N, split] whose rows alternate re, im.
+
+    It has the dtype and the device of `like`.
 
     The same split again, `a = c + s d`, saves most of the exponentials; a few states at a time.
     """
@@ -305,16 +318,16 @@ def fine_table(log_lambda: Tensor, split: int, dtype: torch.dtype) -> Tensor:
     position = torch.cat((position, torch.arange(0, split, inner, device=device)))
     both = torch.view_as_complex(powers(log_lambda[:, None], position))
     units, steps = both[:, :inner], both[:, inner:]
-    table = torch.empty(states, 2, split, dtype=dtype, device=device)
+    table = torch.empty(states, 2, split, dtype=like.dtype, device=device)
     stride = max(1, workspace(log_lambda) // (8 * split))
     for start in range(0, states, stride):
         n = slice(start, start + stride)
         product = (steps[n, :, None] * units[n, None, :]).flatten(1)[:, :split]
         table[n, 0], table[n, 1] = product.real, product.imag
-    return table.view(2 * states, split)
+    return table.view(2 * states, split).to(like.device)
 
 
-def _coarse_table(log_lambda: Tensor, split: int, block: slice, dtype: torch.dtype) -> Tensor:
+def _coarse_table(log_lambda: Tensor, split: int, block: slice, like: Tensor) -> Tensor:
     """`lambda_n^(split b)` for b in block, complex [b, N]."""
     position = split * torch.arange(block.start, block.stop, device=log_lambda.device)
-    return torch.view_as_complex(powers(log_lambda, position[:, None]).to(dtype))
+    return torch.view_as_complex(powers(log_lambda, position[:, None]).to(like))

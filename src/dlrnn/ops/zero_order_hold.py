@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlrnn.ops.checks import require_no_transform
 from dlrnn.ops.dispatch import uses_fused
-from dlrnn.ops.pairs import conjugate, pair_product, powers
+from dlrnn.ops.pairs import conjugate, in_float64, pair_product, powers
 
 ZERO = 1e-15  # a smaller |z| counts as this: I_0 is then 1 to the rounding of float64
 NEAR = 2**-6  # below this |z| the series is used,
@@ -28,8 +28,8 @@ def zero_order_hold(
 ) -> tuple[Float[Tensor, "H N 2"], Float[Tensor, "H N 2"]]:
     """`log lambda = dt Lambda` and the gain, float64 pairs; all channels share a Lambda [N, 2]."""
     require_no_transform()
-    step = dt.double()[:, None, None]
-    log_lambda = step * Lambda.double()
+    step = in_float64(dt)[:, None, None]
+    log_lambda = step * in_float64(Lambda)
     gain: Tensor = step * _Integral.apply(log_lambda)  # type: ignore[no-untyped-call]
     return log_lambda, gain
 
