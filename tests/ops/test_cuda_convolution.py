@@ -65,7 +65,7 @@ LONG_SIZES = {  # the same, and the size N of the negacyclic FFT
     (1, 600000, 3, 100000, 100000): 96 * 4096,
     (1, 2**20, 2, 400000, 0): 192 * 4096,
 }
-# Shared memory of a multiprocessor, Hopper's and the least; a block takes 1024 more than it asks for
+# Shared memory of a multiprocessor, on Hopper and the least; a block takes 1024 more than it asks.
 MULTIPROCESSOR_BYTES, LEAST_MULTIPROCESSOR_BYTES = 228 * 1024, 100 * 1024
 
 

@@ -77,10 +77,8 @@ def older(monkeypatch):
     ("kernels", "size", "dtype"),
     [
         (convolution, (7, 300, 9, 300, 120), torch.float32),
-        (convolution, (3, 2047, 5, 2047, 2047), torch.float32),
         (convolution, (2, 8191, 2, 8191, 1), torch.bfloat16),
         (convolution, (5, 9001, 1, 20, 7000), torch.bfloat16),
-        (convolution, (4, 16383, 1, 16383, 0), torch.float16),
         (long_convolution, (2, 20000, 1, 20000, 100), torch.float32),
     ],
     ids=lambda each: str(getattr(each, "__name__", each)).removeprefix("dlrnn.ops.cuda."),
@@ -92,9 +90,8 @@ def test_convolutions_of_older_gpus(kernels, size, dtype, older):
         assert_16_bit_inputs_are_right(kernels, *inputs(*size), dtype)
 
 
-@pytest.mark.parametrize("size", [(7, 300, 9, 300, 120), (5, 9001, 1, 20, 7000)], ids=str)
-def test_kept_spectra_give_the_gradients_on_older_gpus(size, older):
-    test_kept_spectra_give_the_gradients(size)
+def test_kept_spectra_give_the_gradients_on_older_gpus(older):
+    test_kept_spectra_give_the_gradients((7, 300, 9, 300, 120))
 
 
 def test_16_bit_rows_of_fp32_sequences():

@@ -14,7 +14,7 @@
 // more residues see convolution_multi_residue.cu. Rows are stored in fp32, bf16 or fp16 (Storage); all else is fp32.
 //
 // GPUs with less shared memory than Hopper (STAGED = 0) have neither stages nor spectra in it, and one buffer: the next
-// row is prefetched into L2, and threads read rows and spectra from there.
+// row is prefetched into L2, and threads read rows from there.
 
 extern __shared__ __align__(16) float4 shared[];
 
@@ -105,9 +105,20 @@ struct Task {
   __device__ const float4* spectrum_of(const float4* spectrum, int residue) const {
     return spectrum + ((long long)h * RESIDUES + residue) * (M / 2);
   }
-  // The spectrum of the kernels of this team's residue, of which a thread has points 2 k and 2 k + 1.
-  __device__ const float4* kernel_spectrum(const float4* spectrum, bool is_first) {
-    if constexpr (SPECTRA == 0) return spectrum_of(spectrum, residue()) + t;
+  // Without spectra in shared memory: loads the thread's points to where it has read those of pass 3.
+  __device__ void fetch_spectrum(const float4* spectrum) {
+    if (SPECTRA) return;
+    const float4* from = spectrum_of(spectrum, residue()) + t;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) copy_own_16(work + t * 18 + 2 * k, from + k * TEAM_SIZE);
+  }
+  // The spectrum of the kernels of this team's residue: the thread's points 2 k and 2 k + 1 are at k SPECTRUM_STRIDE.
+  static constexpr int SPECTRUM_STRIDE = SPECTRA ? TEAM_SIZE : 1;
+  __device__ const float4* wait_for_spectrum(bool is_first) {
+    if (!SPECTRA) {
+      wait_for_own_copies();
+      return reinterpret_cast<const float4*>(work + t * 18);
+    }
     if (is_first) mbarrier_wait(barriers + TEAMS + 1 + residue(), 0);
     return kernel_spectra + residue() * (M / 2) + t;
   }
@@ -301,11 +312,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     team_sync();
     if (has_next) task.fetch(u + task.row(next, sizes), sizes.stride);
 #endif
-    to_spectrum(task.work, v, tables, t, residue_seeds, [&] {});
-    const float4* kernel = task.kernel_spectrum(spectrum, b == first);
+    to_spectrum(task.work, v, tables, t, residue_seeds, [&] { task.fetch_spectrum(spectrum); });
+    const float4* kernel = task.wait_for_spectrum(b == first);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      float4 two = kernel[k * TEAM_SIZE];
+      float4 two = kernel[k * task.SPECTRUM_STRIDE];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         int q = 2 * k + e;

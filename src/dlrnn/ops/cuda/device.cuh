@@ -87,6 +87,7 @@ __device__ inline void named_barrier_arrive(int number, int threads) {
 __device__ inline void prefetch_l2_line(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 __device__ inline void prefetch_row(const void* row, int bytes, int index, int threads) {
   constexpr int LINE = 128;
+#pragma unroll 1
   for (int i = index * LINE; i < bytes; i += threads * LINE) prefetch_l2_line((const char*)row + i);
 }
 

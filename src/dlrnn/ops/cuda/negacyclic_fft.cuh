@@ -397,6 +397,12 @@ struct KeptSpectrum {
 };
 #endif
 
+// Copies 16 bytes into shared memory, where this thread finds them after wait_for_own_copies.
+__device__ inline void copy_own_16(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void wait_for_own_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // *sum += (a, b), to which no other thread adds: a vector reduction in global memory without a result, if the GPU has it
 __device__ inline void add_to(float4* sum, float2 a, float2 b) {
 #if __CUDA_ARCH__ >= 900
