@@ -79,6 +79,7 @@ def older(monkeypatch):
         (convolution, (7, 300, 9, 300, 120), torch.float32),
         (convolution, (2, 8191, 2, 8191, 1), torch.bfloat16),
         (convolution, (5, 9001, 1, 20, 7000), torch.bfloat16),
+        (convolution, (4, 16383, 1, 16383, 0), torch.float16),
         (long_convolution, (2, 20000, 1, 20000, 100), torch.float32),
     ],
     ids=lambda each: str(getattr(each, "__name__", each)).removeprefix("dlrnn.ops.cuda."),

@@ -210,9 +210,9 @@ __device__ inline void write_row(Storage* y, T& task, float2* work, Seeds thread
 
 // ------------------------------------------------------------------------- kernels
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. If each team
-// has two buffers for points, pass 1 of the next row precedes the inverse of pass 1 of this row, and threads seldom wait
-// at a barrier.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. If each
+// team has two buffers for points, pass 1 of the next row precedes the inverse of pass 1 of this row, and threads
+// seldom wait at a barrier.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, int B, int L, int stride, int H, int groups) {

@@ -10,7 +10,7 @@
 // global memory (`saved`) until the row is complete; then the teams exchange their contributions, and write half of the
 // row each.
 //
-// GPUs with less shared memory than Hopper (STAGED = 0) have no stages: rows are prefetched into L2 and read from there.
+// GPUs with less shared memory than Hopper (STAGED = 0) have no stages: rows are prefetched into L2 and read there.
 
 extern __shared__ __align__(16) float4 shared[];
 
@@ -141,7 +141,7 @@ struct Task {
 #endif
 
   // Pass 1 of an assignment into `work`; it writes when ready() has returned. The last team that has read the stage
-  // starts the next copy into it.
+  // starts the next copy into it; without stages each team prefetches the next row.
   template <class Ready>
   __device__ void read_row(bool is_dy, int step, Assignment current, const Tables& tables, Ready ready) {
 #if STAGED
@@ -253,8 +253,8 @@ struct Task {
   }
 };
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a step
-// ends, the spectrum for the next step's residue is loaded.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a
+// step ends, the spectrum for the next step's residue is loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, float4* saved, int B, int L, int stride, int H, int groups) {

@@ -403,7 +403,7 @@ __device__ inline void copy_own_16(void* to, const void* from) {
 }
 __device__ inline void wait_for_own_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// *sum += (a, b), to which no other thread adds: a vector reduction in global memory without a result, if the GPU has it
+// *sum += (a, b), to which no other thread adds: where possible a vector reduction in global memory without a result
 __device__ inline void add_to(float4* sum, float2 a, float2 b) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
