@@ -156,9 +156,14 @@ static void copy_async_16(void* to, const void* from) {
 static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
   emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
 }
+static void copy_own_16(void* to, const void* from) { copy_async_16(to, from); }
+static void wait_for_own_copies() {
+  emulator::act([](const emulator::Later& each) { return each.is_vector && each.thread == threadIdx.x; });
+}
 static void prefetch_l2(const void* line) { (void)*(volatile const char*)line; }
+static void prefetch_l2_line(const void* line) { prefetch_l2(line); }
 static float2 load_streaming(const float2* from) { return *from; }
-static void atomic_add(float4* sum, float2 a, float2 b) {
+static void add_to(float4* sum, float2 a, float2 b) {
   sum->x += a.x, sum->y += a.y, sum->z += b.x, sum->w += b.y;
 }
 template <class T> T __ldg(const T* from) { return *from; }

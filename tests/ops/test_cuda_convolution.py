@@ -1,5 +1,6 @@
 """The CUDA kernels of the convolution: at most twice the error of plain PyTorch, deterministic."""
 
+import dataclasses
 import math
 
 import pytest
@@ -22,6 +23,7 @@ from dlrnn.ops.cuda.long_convolution import (
     Factors,
     column_tables,
     factors_for,
+    row_bytes,
     smallest_factors,
     tile_for,
 )
@@ -63,7 +65,8 @@ LONG_SIZES = {  # the same, and the size N of the negacyclic FFT
     (1, 600000, 3, 100000, 100000): 96 * 4096,
     (1, 2**20, 2, 400000, 0): 192 * 4096,
 }
-MULTIPROCESSOR_BYTES = 228 * 1024  # of shared memory; a block takes 1024 more than it asks for
+# Shared memory of a multiprocessor, on Hopper and the least; a block takes 1024 more than it asks.
+MULTIPROCESSOR_BYTES, LEAST_MULTIPROCESSOR_BYTES = 228 * 1024, 100 * 1024
 
 
 ROWS = [(2**k, 2**k) for k in range(negacyclic_fft.SHORTEST, convolution.LONGEST + 1)]
@@ -74,9 +77,15 @@ def test_plans_fit_on_a_multiprocessor(rows):
     plan = negacyclic_fft.RowPlan(*rows)
     assert plan.residue_size * plan.residues == plan.size
     assert plan.teams * plan.team_size % 32 == 0
-    for size in (plan.forward_bytes, plan.backward_bytes):
-        assert plan.blocks * (size + 1024) <= MULTIPROCESSOR_BYTES
-    assert plan.largest_bytes <= nvrtc.SHARED_MEMORY[9, 0]
+    for staged, block, multiprocessor in (
+        (True, nvrtc.SHARED_MEMORY[9, 0], MULTIPROCESSOR_BYTES),
+        (False, nvrtc.LEAST_SHARED_MEMORY, LEAST_MULTIPROCESSOR_BYTES),
+    ):
+        sized = dataclasses.replace(plan, staged=staged)
+        assert sized.bytes(sized.kernel_teams) <= block
+        for size in (sized.forward_bytes, sized.backward_bytes):
+            assert size <= block
+            assert plan.blocks * (size + 1024) <= multiprocessor
     tables, twists = negacyclic_fft.residue_tables(plan, torch.device("cpu"))
     count, threads = plan.residues, plan.team_size
     assert len(tables) == 32 + count * (count + 36) + (1 + count) * 2 * threads
@@ -125,11 +134,34 @@ def test_fft_columns_fit_on_a_multiprocessor(radix, columns):
         tile = tile_for(name, factors)
         assert tile.channels * tile.points * factors.second_radix == tile.threads
         assert tile.blocks * (tile.bytes + 1024) <= MULTIPROCESSOR_BYTES
+        small = tile_for(name, factors, nvrtc.LEAST_SHARED_MEMORY)
+        assert small.channels * small.points * factors.second_radix == small.threads
+        assert small.bytes <= nvrtc.LEAST_SHARED_MEMORY
     inner, outer, powers = column_tables(factors, torch.device("cpu"))
     twists = 1 if factors.second_radix == 1 else factors.radix
     assert inner.shape == (factors.second_radix, twists, 2)
     assert outer.shape == (twists, 4096, 2)
     assert relative_error(powers[:, 2:].norm(dim=1), torch.ones(4096)) < 1e-6
+
+
+@pytest.mark.parametrize("log2_inner", [11, 12])
+def test_fft_rows_fit_on_a_multiprocessor(log2_inner):
+    factors = Factors(12, 1, log2_inner)
+    blocks = 512 // (factors.inner // 16)
+    for signals in (1, 2):
+        assert blocks * (row_bytes(signals, 1, factors) + 1024) <= MULTIPROCESSOR_BYTES
+        assert row_bytes(signals, 0, factors) <= nvrtc.LEAST_SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("capability", "staged"),
+    [((8, 0), False), ((8, 6), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)],
+)
+def test_rows_are_staged_where_shared_memory_suffices(capability, staged, monkeypatch):
+    monkeypatch.setattr(nvrtc, "capability", lambda _: capability)
+    kernel = torch.empty(1, 3000)
+    for length in (300, 3000, 8000, 16000):
+        assert negacyclic_fft.plan_for(length, kernel, kernel).staged == staged
 
 
 def test_cpu_tensors_are_not_supported():
@@ -143,7 +175,6 @@ def test_a_compiled_graph_serves_other_lengths_too(length, monkeypatch):
     """Whether the kernels support u depends on bounds of its length only."""
     for kernels in (convolution, long_convolution):
         monkeypatch.setattr(kernels.nvrtc, "available", lambda: True)
-    monkeypatch.setattr(nvrtc, "shared_memory_bytes", lambda _: nvrtc.SHARED_MEMORY[9, 0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC])

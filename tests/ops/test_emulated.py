@@ -19,7 +19,13 @@ from kernels import (
 from support import relative_error
 
 from dlrnn.ops import reference
-from dlrnn.ops.cuda import channel_vandermonde, convolution, long_convolution, vandermonde
+from dlrnn.ops.cuda import (
+    channel_vandermonde,
+    convolution,
+    long_convolution,
+    nvrtc,
+    vandermonde,
+)
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -59,6 +65,34 @@ def test_convolutions(kernels, size):
 )
 def test_16_bit_inputs_are_as_accurate_as_their_type(size, dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(*size), dtype)
+
+
+@pytest.fixture
+def older(monkeypatch):
+    """An emulated GPU with the least shared memory, and without bulk copies."""
+    monkeypatch.setattr(nvrtc, "capability", lambda _: (8, 6))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "size", "dtype"),
+    [
+        (convolution, (7, 300, 9, 300, 120), torch.float32),
+        (convolution, (2, 8191, 2, 8191, 1), torch.bfloat16),
+        (convolution, (5, 9001, 1, 20, 7000), torch.bfloat16),
+        (convolution, (4, 16383, 1, 16383, 0), torch.float16),
+        (long_convolution, (2, 20000, 1, 20000, 100), torch.float32),
+    ],
+    ids=lambda each: str(getattr(each, "__name__", each)).removeprefix("dlrnn.ops.cuda."),
+)
+def test_convolutions_of_older_gpus(kernels, size, dtype, older):
+    if dtype == torch.float32:
+        assert_twice_the_error_of_plain_pytorch(kernels, inputs(*size))
+    else:
+        assert_16_bit_inputs_are_right(kernels, *inputs(*size), dtype)
+
+
+def test_kept_spectra_give_the_gradients_on_older_gpus(older):
+    test_kept_spectra_give_the_gradients((7, 300, 9, 300, 120))
 
 
 def test_16_bit_rows_of_fp32_sequences():

@@ -148,14 +148,24 @@ def test_kernels_compile(compiled, run, arguments):
 
 
 PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
-NEWER = [(convolve, (16384, 16384, 0)), (convolve, (65536, 32768, 32768, torch.float16))]
+SPREAD = [  # plans of the convolutions, each for one architecture
+    ((8, 0), keep_spectra, (16384, 8192, 8192)),
+    ((8, 6), convolve, (8192, 8192, 0)),
+    ((8, 9), convolve, (300, 300, 100, torch.bfloat16)),
+    ((10, 0), convolve, (300, 300, 100)),
+    ((12, 0), convolve, (2**20, 2**20, 0)),
+]
 
 
 @pytest.mark.parametrize(
     ("capability", "run", "arguments"),
     [
-        *((have, *each) for have in [(8, 0), (8, 6), (8, 9), (9, 0)] for each in PORTABLE),
-        *((have, *each) for have in [(10, 0), (12, 0)] for each in PORTABLE + NEWER),
+        *(
+            (have, *each)
+            for have in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+            for each in PORTABLE
+        ),
+        *SPREAD,
     ],
     indirect=["capability"],
 )

@@ -25,7 +25,7 @@ FUSED = {
     "vandermonde_adjoint": "fp32 on a Hopper GPU",
     "channel_vandermonde": "fp32 on a Hopper GPU",
     "channel_adjoint": "fp32 on a Hopper GPU",
-    "convolution": "u in fp32, bf16 or fp16 and kernels in fp32, on a GPU of compute capability 9.0"
+    "convolution": "u in fp32, bf16 or fp16 and kernels in fp32, on a GPU of compute capability 8.0"
     " or later, and 129 to 2^20 positions",
     "mix": "fp32, and under autocast u in fp32 or autocast's dtype, on a Hopper GPU, GELU or the"
     " identity, a bias, at most 256 input and 512 output channels in multiples of 16, and kernels"

@@ -12,6 +12,9 @@
 // 4096 entries) each team transforms a whole row (ONE_TEAM_PER_ROW). With two, each of two teams transforms one of
 // them, and they exchange their contributions to the row. Meanwhile a bulk copy loads the next row into a stage. For
 // more residues see convolution_multi_residue.cu. Rows are stored in fp32, bf16 or fp16 (Storage); all else is fp32.
+//
+// GPUs with less shared memory than Hopper (STAGED = 0) have neither stages nor spectra in it, and one buffer: the next
+// row is prefetched into L2, and threads read rows from there.
 
 extern __shared__ __align__(16) float4 shared[];
 
@@ -24,7 +27,7 @@ struct Sizes {
 
 // What a thread works on, and the block's shared memory: points (BUFFERS for each team), stages into which bulk copies
 // load rows, SPECTRA spectra of kernels, tables (all of them if there are spectra), barriers.
-constexpr int STAGES = ONE_TEAM_PER_ROW ? TEAMS : 1;
+constexpr int STAGES = !STAGED ? 0 : ONE_TEAM_PER_ROW ? TEAMS : 1;
 constexpr int SPLIT_BARRIERS = 2;
 
 template <int BUFFERS, int SPECTRA>
@@ -79,31 +82,58 @@ struct Task {
 
   // Starts the copy of a row into the stage, when the team has read the stage; of two teams the last one starts it.
   __device__ void fetch(const Storage* row, int stride) {
+    int bytes = sizeof(Storage) * stride;
+#if STAGED
     if (t) return;
     if (!ONE_TEAM_PER_ROW) {
       __threadfence_block();
       if (atomicAdd(finished_readers(), 1u) % 2 == 0) return;
       __threadfence_block();
     }
-    int bytes = sizeof(Storage) * stride;
     mbarrier_expect_bytes(row_loaded(), bytes);
     copy_to_shared(stage(), row, bytes, row_loaded());
+#else
+    prefetch_row(row, bytes, ONE_TEAM_PER_ROW ? t : threadIdx.x, ONE_TEAM_PER_ROW ? TEAM_SIZE : THREADS);
+#endif
   }
   __device__ void wait() {
+    if (!STAGED) return;
     mbarrier_wait(row_loaded(), parity);
     parity ^= 1;
+  }
+
+  __device__ const float4* spectrum_of(const float4* spectrum, int residue) const {
+    return spectrum + ((long long)h * RESIDUES + residue) * (M / 2);
+  }
+  // Without spectra in shared memory: loads the thread's points to where it has read those of pass 3.
+  __device__ void fetch_spectrum(const float4* spectrum) {
+    if (SPECTRA) return;
+    const float4* from = spectrum_of(spectrum, residue()) + t;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) copy_own_16(work + t * 18 + 2 * k, from + k * TEAM_SIZE);
+  }
+  // The spectrum of the kernels of this team's residue: the thread's points 2 k and 2 k + 1 are at k SPECTRUM_STRIDE.
+  static constexpr int SPECTRUM_STRIDE = SPECTRA ? TEAM_SIZE : 1;
+  __device__ const float4* wait_for_spectrum(bool is_first) {
+    if (!SPECTRA) {
+      wait_for_own_copies();
+      return reinterpret_cast<const float4*>(work + t * 18);
+    }
+    if (is_first) mbarrier_wait(barriers + TEAMS + 1 + residue(), 0);
+    return kernel_spectra + residue() * (M / 2) + t;
   }
 
   // Loads tables and spectra into shared memory, and the first row.
   __device__ void start(const float4* all_tables, const Storage* u, const float4* spectrum, const Sizes& sizes) {
     int b = first_row(sizes);
     if (b < sizes.B) fetch(u + row(b, sizes), sizes.stride);
-    if (SPECTRA && t == 0 && team() < RESIDUES) {
-      const float4* from = spectrum + ((long long)h * RESIDUES + team()) * (M / 2);
-      Mbarrier* loaded = barriers + TEAMS + 1 + team();
-      mbarrier_expect_bytes(loaded, M * 8);
-      copy_to_shared(kernel_spectra + team() * (M / 2), from, M * 8, loaded);
-    }
+    if constexpr (SPECTRA > 0)
+      if (t == 0 && team() < RESIDUES) {
+        const float4* from = spectrum_of(spectrum, team());
+        Mbarrier* loaded = barriers + TEAMS + 1 + team();
+        mbarrier_expect_bytes(loaded, M * 8);
+        copy_to_shared(kernel_spectra + team() * (M / 2), from, M * 8, loaded);
+      }
     tables = copy_tables(shared_tables, all_tables, 0, RESIDUES, residue());
     if (SPECTRA)
       tables = copy_large_tables(shared_tables + POSITION_TABLE + RESIDUES * RESIDUE_TABLE, tables, RESIDUES,
@@ -112,14 +142,14 @@ struct Task {
   }
 };
 
-// Pass 1, from the stage into `work`; it writes when ready() has returned.
+// Pass 1 of row b, which has been fetched, into `work`; it writes when ready() has returned.
 template <class T, class Ready>
-__device__ inline void read_row(T& task, float2* work, const Sizes& sizes, Ready ready) {
-  const Storage* stage = task.stage() + task.t;
+__device__ inline void read_row(T& task, const Storage* rows, int b, float2* work, const Sizes& sizes, Ready ready) {
+  const Storage* from = (STAGED ? task.stage() : rows + task.row(b, sizes)) + task.t;
   int remaining = sizes.L - task.t;
   float2 v[16];
   task.wait();
-  auto entry = [&](int k, int r) { return to_fp32(stage[entry_index(k, r)]); };
+  auto entry = [&](int k, int r) { return to_fp32(from[entry_index(k, r)]); };
   auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? entry(k, r) : 0.f; };
   if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, task.tables, entry);
   else fold_segments<0, SEGMENTS>(v, task.tables, checked);
@@ -180,19 +210,21 @@ __device__ inline void write_row(Storage* y, T& task, float2* work, Seeds thread
 
 // ------------------------------------------------------------------------- kernels
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. Each team has two buffers for points, so that
-// pass 1 of the next row precedes the inverse of pass 1 of this row, and threads seldom wait at a barrier.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. If each
+// team has two buffers for points, pass 1 of the next row precedes the inverse of pass 1 of this row, and threads
+// seldom wait at a barrier.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, int B, int L, int stride, int H, int groups) {
-  Task<2, 0> task(H);
+  constexpr int BUFFERS = STAGED ? 2 : 1;
+  Task<BUFFERS, 0> task(H);
   Sizes sizes = {B, L, stride, H, groups};
   task.start(all_tables, u, spectrum, sizes);
   const Tables& tables = task.tables;
   int residue = task.residue(), t = task.t;
   float2 twist = twists[residue * TEAM_SIZE + t], kernel[16];
   Seeds residue_seeds = tables.last(t), thread_seeds = tables.thread(t);
-  const float4* from = spectrum + ((long long)task.h * RESIDUES + residue) * (M / 2) + t;
+  const float4* from = task.spectrum_of(spectrum, residue) + t;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     float4 two = from[k * TEAM_SIZE];
@@ -200,15 +232,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   SplitBarrier read_done = task.split_barrier(0), inverse_done = task.split_barrier(1);
   int first = task.first_row(sizes), parity = 0;
-  if (first < sizes.B) {
-    read_row(task, task.work, sizes, [&] {});
+  if (BUFFERS == 2 && first < sizes.B) {
+    read_row(task, u, first, task.work, sizes, [&] {});
     read_done.arrive();
   }
-  for (int b = first; b < sizes.B; parity ^= 1) {
+  for (int b = first; b < sizes.B; parity ^= BUFFERS - 1) {
     int next = task.next_row(b, sizes), after = task.next_row(next, sizes);
-    float2 *work = task.work + parity * PADDED, *other = task.work + (parity ^ 1) * PADDED;
+    float2 *work = task.work + parity * PADDED, *other = task.work + (parity ^ BUFFERS - 1) * PADDED;
     float2 v[16], product[16];
-    read_done.wait();
+    auto others_have_read = [&] {
+      if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team() + 2 * (parity ^ BUFFERS - 1), THREADS);
+    };
+    if constexpr (BUFFERS == 1) {
+      read_row(task, u, b, other, sizes, others_have_read);
+      team_sync();
+    } else {
+      read_done.wait();
+    }
     if (next < sizes.B) task.fetch(u + task.row(next, sizes), sizes.stride);
     to_spectrum(work, v, tables, t, [&] { return residue_seeds; }, [&] {});
 #if KEPT
@@ -217,15 +257,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int q = 0; q < 16; ++q) product[q] = mul(v[bit_reversed<16>(q)], kernel[q]);
     from_spectrum(work, product, tables, t);
-    inverse_done.arrive();
-    if (next < sizes.B) {
-      read_row(task, other, sizes, [&] {
-        if (!ONE_TEAM_PER_ROW && b != first) named_barrier(READ + team() + 2 * (parity ^ 1), THREADS);
-      });
-      read_done.arrive();
+    if constexpr (BUFFERS == 1) {
+      team_sync();
+    } else {
+      inverse_done.arrive();
+      if (next < sizes.B) {
+        read_row(task, u, next, other, sizes, others_have_read);
+        read_done.arrive();
+      }
+      inverse_done.wait();
     }
-    inverse_done.wait();
-    write_row<2>(y + task.row(b, sizes), task, work, thread_seeds, twist, sizes, parity, after < sizes.B);
+    write_row<BUFFERS>(y + task.row(b, sizes), task, work, thread_seeds, twist, sizes, parity,
+                       (BUFFERS == 1 ? next : after) < sizes.B);
     b = next;
   }
 }
@@ -237,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve_backward(const Storage* dy, const Storage* u, Storage* du, const float4* spectrum,
                       float4* partial, const uint4* kept, const float4* all_tables, const float2* twists,
                       int B, int L, int stride, int H, int groups) {
-  Task<1, RESIDUES> task(H);
+  Task<1, STAGED ? RESIDUES : 0> task(H);
   Sizes sizes = {B, L, stride, H, groups};
   task.start(all_tables, KEPT ? dy : u, spectrum, sizes);
   const Tables& tables = task.tables;
@@ -256,25 +299,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if KEPT
     KeptSpectrum U;
     U.load(kept + kept_at((long long)b * H + task.h, residue, t));
-    read_row(task, task.work, sizes, others_have_read);
+    read_row(task, dy, b, task.work, sizes, others_have_read);
     team_sync();
     if (has_next) task.fetch(dy + task.row(next, sizes), sizes.stride);
 #else
     float2 U[16];
-    read_row(task, task.work, sizes, others_have_read);
+    read_row(task, u, b, task.work, sizes, others_have_read);
     team_sync();
     task.fetch(dy + task.row(b, sizes), sizes.stride);
     to_spectrum(task.work, U, tables, t, residue_seeds, [&] { read_done.arrive(); });
-    read_row(task, task.work, sizes, [&] { read_done.wait(); });
+    read_row(task, dy, b, task.work, sizes, [&] { read_done.wait(); });
     team_sync();
     if (has_next) task.fetch(u + task.row(next, sizes), sizes.stride);
 #endif
-    to_spectrum(task.work, v, tables, t, residue_seeds, [&] {});
-    if (b == first) mbarrier_wait(task.barriers + TEAMS + 1 + residue, 0);
-    const float4* kernel = task.kernel_spectra + residue * (M / 2) + t;
+    to_spectrum(task.work, v, tables, t, residue_seeds, [&] { task.fetch_spectrum(spectrum); });
+    const float4* kernel = task.wait_for_spectrum(b == first);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      float4 two = kernel[k * TEAM_SIZE];
+      float4 two = kernel[k * task.SPECTRUM_STRIDE];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         int q = 2 * k + e;

@@ -27,8 +27,10 @@ STORAGE: dict[torch.dtype, nvrtc.Defines] = {
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, 129 to 16384 positions."""
-    return takes(u, right, left, SHORTEST, LONGEST) and _fits(u, right, left)
+    """fp32 kernels, u in fp32, bf16 or fp16, compute capability 8.0 or later, 129 to 16384
+    positions; without a plan, which would tie a compiled graph to one length.
+    """
+    return takes(u, right, left, SHORTEST, LONGEST)
 
 
 def takes(u: Tensor, right: Tensor, left: Tensor, shortest: int, longest: int) -> bool:
@@ -38,19 +40,7 @@ def takes(u: Tensor, right: Tensor, left: Tensor, shortest: int, longest: int) -
         and u.dtype in STORAGE
         and right.dtype == left.dtype == torch.float32
         and bool(2**shortest // 2 < u.shape[1] <= 2**longest)
-        and nvrtc.runs_on(u, newer=True)
-    )
-
-
-def _fits(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    """Whether a block's shared memory suffices.
-
-    A Hopper GPU's does. Then no plan is computed, which would tie a compiled graph to one length.
-    """
-    available = nvrtc.shared_memory_bytes(u.device)
-    return (
-        available >= nvrtc.SHARED_MEMORY[9, 0]
-        or plan_for(u.shape[1], right, left).largest_bytes <= available
+        and nvrtc.runs_on(u, portable=True)
     )
 
 
@@ -290,6 +280,7 @@ def _load(  # noqa: PLR0917
         ("SEGMENTS", plan.entries // plan.residue_size),
         ("TEAMS", teams),
         ("BLOCKS", plan.blocks),
+        *(() if name.startswith("kernel") else (("STAGED", int(plan.staged)),)),
         *((("KEPT", 1),) if keeps else ()),
     )
     file = "convolution_multi_residue.cu" if plan.multi_residue else "convolution.cu"

@@ -9,6 +9,8 @@
 // So a row is loaded once and read while it is in shared memory. The points that a team finds in one step are saved in
 // global memory (`saved`) until the row is complete; then the teams exchange their contributions, and write half of the
 // row each.
+//
+// GPUs with less shared memory than Hopper (STAGED = 0) have no stages: rows are prefetched into L2 and read there.
 
 extern __shared__ __align__(16) float4 shared[];
 
@@ -70,7 +72,7 @@ struct Task {
     float2* works = reinterpret_cast<float2*>(shared);
     work = works + team() * PADDED;
     stages = reinterpret_cast<Storage*>(works + TEAMS * PADDED);
-    shared_tables = reinterpret_cast<float4*>(stages + 2 * SEGMENTS * M);
+    shared_tables = reinterpret_cast<float4*>(stages + STAGED * 2 * SEGMENTS * M);
     constexpr int SMALL_TABLES = POSITION_TABLE + RESIDUES * RESIDUE_TABLE;
     constexpr int LARGE_TABLES = BACKWARD ? 2 * THREAD_TABLE : 0;
     loaded = reinterpret_cast<Mbarrier*>(shared_tables + SMALL_TABLES + 2 * RESIDUES + LARGE_TABLES);
@@ -82,7 +84,9 @@ struct Task {
     }
     __syncthreads();
     wait_for_previous_launch();
+#if STAGED
     if (t == 0) fetch(team(), 0);
+#endif
     tables = copy_tables(shared_tables, all, 0, RESIDUES, 0);
     residue_twiddles = shared_tables + SMALL_TABLES, unit_seeds = tables.pass3_seeds;
     copy_table(shared_tables + SMALL_TABLES, all + SMALL_TABLES + (1 + RESIDUES) * THREAD_TABLE, 2 * RESIDUES);
@@ -109,6 +113,7 @@ struct Task {
     return {product(unit.low, twiddle.low), product(unit.high, twiddle.high)};
   }
 
+#if STAGED
   // The stage that holds u or dy of a team's assignment. If only one of them is read, forward or with KEPT, rows
   // alternate between the two stages; else u is in one and dy in the other, except with pairs of rows:
   //   stage 0   u of the first row (steps 0, 1), its dy (1), u of the second row (2),
@@ -133,17 +138,24 @@ struct Task {
     mbarrier_expect_bytes(loaded + stage, bytes);
     copy_to_shared_hinted(stages + stage * SEGMENTS * M, (is_dy ? dy : u) + row(from), bytes, loaded + stage, reused);
   }
+#endif
 
   // Pass 1 of an assignment into `work`; it writes when ready() has returned. The last team that has read the stage
-  // starts the next copy into it.
+  // starts the next copy into it; without stages each team prefetches the next row.
   template <class Ready>
   __device__ void read_row(bool is_dy, int step, Assignment current, const Tables& tables, Ready ready) {
+#if STAGED
     StageUse use = stage_use(is_dy, step, current.row);
-    const Storage* stage = stages + use.stage * SEGMENTS * M + t;
+    const Storage* from = stages + use.stage * SEGMENTS * M + t;
+#else
+    const Storage *tensor = is_dy ? dy : u, *from = tensor + row(current.row) + t;
+#endif
     int remaining = sizes.L - t;
     float2 v[16];
+#if STAGED
     mbarrier_wait(loaded + use.stage, use.number % 2);
-    auto whole = [&](int k, int r) { return to_fp32(stage[entry_index(k, r)]); };
+#endif
+    auto whole = [&](int k, int r) { return to_fp32(from[entry_index(k, r)]); };
     auto checked = [&](int k, int r) { return is_inside(k, r, remaining) ? whole(k, r) : 0.f; };
     if (sizes.L == SEGMENTS * M) fold_segments<0, SEGMENTS>(v, tables, whole);
     else fold_segments<0, SEGMENTS>(v, tables, checked);
@@ -151,12 +163,17 @@ struct Task {
     ready();
     store_pass1(work, v, t);
     team_sync();
+#if STAGED
     if (t) return;
     __threadfence_block();
     if ((int)atomicAdd(reads + use.stage, 1u) + 1 < use.reads) return;
     __threadfence_block();
     reads[use.stage] = 0;
     fetch(use.stage, use.number + 1);
+#else
+    if (current.row + 1 < rows)
+      prefetch_row(tensor + row(current.row + 1), sizeof(Storage) * sizes.stride, t, TEAM_SIZE);
+#endif
   }
   // Waits until the other team has read this team's contributions to the row of the step before.
   __device__ void wait_until_read(int step) {
@@ -236,8 +253,8 @@ struct Task {
   }
 };
 
-// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a step ends, the spectrum for the next
-// step's residue is loaded.
+// y = the convolution of u with the kernels of `spectrum`; y may be u. With KEPT the spectra of u are kept. While a
+// step ends, the spectrum for the next step's residue is loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Storage* u, Storage* y, const float4* spectrum, uint4* kept, const float4* all_tables,
              const float2* twists, float4* saved, int B, int L, int stride, int H, int groups) {
@@ -322,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       } else {
 #pragma unroll
         for (int k = 0; k < 8; ++k)
-          atomic_add(sum + k * TEAM_SIZE, U[bit_reversed<16>(2 * k)], U[bit_reversed<16>(2 * k + 1)]);
+          add_to(sum + k * TEAM_SIZE, U[bit_reversed<16>(2 * k)], U[bit_reversed<16>(2 * k + 1)]);
       }
 #pragma unroll
       for (int q = 0; q < 16; ++q) product[q] = mul_conj(v[bit_reversed<16>(q)], kernel[q]);
@@ -345,6 +362,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     task.load_points(sum, second_sums, TEAM_SIZE);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      atomic_add(partial + 2 * (M / 2) + k * TEAM_SIZE, sum[2 * k], sum[2 * k + 1]);
+      add_to(partial + 2 * (M / 2) + k * TEAM_SIZE, sum[2 * k], sum[2 * k + 1]);
   }
 }

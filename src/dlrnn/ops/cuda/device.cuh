@@ -83,18 +83,34 @@ __device__ inline void named_barrier_arrive(int number, int threads) {
 
 // ------------------------------------------------------------------------- copies
 
+// Starts to load a row of `bytes` into L2; `index` is that of a thread among `threads`, which load a line at a time.
+__device__ inline void prefetch_l2_line(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+__device__ inline void prefetch_row(const void* row, int bytes, int index, int threads) {
+  constexpr int LINE = 128;
+#pragma unroll 1
+  for (int i = index * LINE; i < bytes; i += threads * LINE) prefetch_l2_line((const char*)row + i);
+}
+
+// Bulk copies and expect_bytes need compute capability 9.0; mbarriers that count arrivals only need 8.0.
 typedef unsigned long long Mbarrier;  // in shared memory: counts arrivals, and the bytes of bulk copies
 
 __device__ inline unsigned shared_address(const void* address) {
   return (unsigned)__cvta_generic_to_shared(address);
 }
+#if __CUDA_ARCH__ >= 900
+#define FENCE_MBARRIER_INIT "\n\tfence.mbarrier_init.release.cluster;"
+#define MBARRIER_TEST "mbarrier.try_wait"
+#else
+#define FENCE_MBARRIER_INIT
+#define MBARRIER_TEST "mbarrier.test_wait"
+#endif
 __device__ inline void mbarrier_init(Mbarrier* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" FENCE_MBARRIER_INIT
                ::"r"(shared_address(barrier)) : "memory");
 }
 // An mbarrier for `arrivals` threads; the one above is for one.
 __device__ inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;"
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" FENCE_MBARRIER_INIT
                ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 __device__ inline void mbarrier_arrive(Mbarrier* barrier) {
@@ -108,7 +124,7 @@ __device__ inline void mbarrier_wait(Mbarrier* barrier, int parity) {
   int done;
   do {
     asm volatile("{\n\t.reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 MBARRIER_TEST ".parity.shared::cta.b64 p, [%1], %2;\n\t"
                  "selp.b32 %0, 1, 0, p;\n\t}"
                  : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
   } while (!done);

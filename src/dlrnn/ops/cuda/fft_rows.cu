@@ -2,7 +2,8 @@
 // Z [B, R, N]: R = H C rows of N complex points for each sequence. Spectra are [R, 16, N / 16].
 //
 // A block has one row number and processes that row of all sequences, one after the other; a bulk copy loads the
-// next row while the current one is transformed.
+// next row while the current one is transformed. GPUs with less shared memory than Hopper (STAGED = 0) have no stage:
+// the next row is prefetched into L2, and threads read it from there.
 //
 // Pass 1 leaves 16 pieces of FIRST points. RADIX_A threads of one warp do the rest of a piece, so that only pass 1
 // and its inverse need a barrier of the block.
@@ -22,21 +23,29 @@ struct Memory {
 
   __device__ Memory() {
     stage = shared + WORKS * PADDED;
-    middle = reinterpret_cast<float4*>(stage + N);
+    middle = reinterpret_cast<float4*>(stage + STAGED * N);
     loaded = reinterpret_cast<Mbarrier*>(middle + MIDDLE);
     parity = 0;
     if (threadIdx.x == 0) mbarrier_init(loaded);
     __syncthreads();
   }
   __device__ void fetch(const float2* row) {  // after a barrier: all threads have read the stage
+#if STAGED
     if (threadIdx.x) return;
     mbarrier_expect_bytes(loaded, N * 8);
     copy_to_shared(stage, row, N * 8, loaded);
+#else
+    prefetch_row(row, N * 8, threadIdx.x, THREADS);
+#endif
   }
-  __device__ const float2* wait() {
+  // Waits for a row, which has been fetched; returns where it is.
+  __device__ const float2* wait(const float2* row) {
+#if STAGED
     mbarrier_wait(loaded, parity);
     parity ^= 1;
-    return stage;
+    row = stage;
+#endif
+    return row;
   }
 };
 
@@ -94,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int q = 0; q < 16; ++q)
     kernel[q] = load_streaming(spectrum + (long long)blockIdx.x * N + q * FIRST + j0);
   for (int b = 0; b < B; ++b) {
-    read_row(shared, memory.wait(), tables);
+    read_row(shared, memory.wait(row(b)), tables);
     __syncthreads();
     if (b + 1 < B) memory.fetch(row(b + 1));
     middle_pass_in_warp<false>(shared, tables.middle);
@@ -121,10 +130,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int j0 = threadIdx.x;
   auto start = [&](int b) { return ((long long)b * R + blockIdx.x) * N; };
   auto fetch = [&](int b) {
-    if (threadIdx.x || b >= B) return;
+    if (b >= B) return;
+#if STAGED
+    if (threadIdx.x) return;
     mbarrier_expect_bytes(memory.loaded, 2 * N * 8);
     copy_to_shared(work_u, Z_u + start(b), N * 8, memory.loaded);
     copy_to_shared(memory.stage, Z_dy + start(b), N * 8, memory.loaded);
+#else
+    memory.fetch(Z_u + start(b));
+    memory.fetch(Z_dy + start(b));
+#endif
   };
   fetch(0);
   Tables tables = copy_tables(memory.middle, powers, twist);
@@ -132,31 +147,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float2 sum[16] = {};
   for (int b = 0; b < B; ++b) {
     float2 v[16], product[16];
-    memory.wait();
+    const float2* from_dy = memory.wait(Z_dy + start(b));
+    const float2* from_u = STAGED ? work_u : Z_u + start(b);
 #pragma unroll
-    for (int r = 0; r < 16; ++r) v[r] = work_u[j0 + r * FIRST];
-    __syncthreads();
+    for (int r = 0; r < 16; ++r) v[r] = from_u[j0 + r * FIRST];
+    if (STAGED) __syncthreads();  // work_u is overwritten
     first_pass<false>(work_u, v, tables.twiddles(j0), j0, 0);
-    read_row(work, memory.stage, tables);
+    read_row(work, from_dy, tables);
     __syncthreads();
-    memory.fetch(spectrum + (long long)blockIdx.x * N);
+    if (STAGED || b == 0) memory.fetch(spectrum + (long long)blockIdx.x * N);
     middle_pass_in_warp<false>(work_u, tables.middle);
     last_pass(work_u, v, j0, 0);
 #pragma unroll
     for (int q = 0; q < 16; ++q) U[q] = v[slot<16>(q)];
     middle_pass_in_warp<false>(work, tables.middle);
     last_pass(work, v, j0, 0);
-    const float2* kernel = memory.wait() + j0;
+    const float2* kernel = memory.wait(spectrum + (long long)blockIdx.x * N) + j0;
 #pragma unroll
     for (int q = 0; q < 16; ++q) {
       float2 value = v[slot<16>(q)];
       sum[q] = add(sum[q], mul_conj(value, U[q]));
       product[q] = mul_conj(value, kernel[q * FIRST]);
     }
+#if STAGED
     fence_async_proxy();
     // The warp that starts the copies waits until all warps have read; the other warps only arrive.
     if (threadIdx.x < 32) named_barrier(1, THREADS);
     else named_barrier_arrive(1, THREADS);
+#endif
     fetch(b + 1);
     inverse_last_pass(work, product, j0, 0);
     middle_pass_in_warp<true>(work, tables.middle);

@@ -16,6 +16,7 @@ from torch import Tensor
 from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda.convolution import STORAGE, takes
 from dlrnn.ops.cuda.fft import middle_radices, roots, tables
+from dlrnn.ops.cuda.negacyclic_fft import is_staged
 from dlrnn.ops.cuda.nvrtc import ceil_div
 
 SHORTEST, LONGEST = 15, 20  # log2 of the lengths, rounded up
@@ -23,7 +24,9 @@ WORKSPACE = 2**28  # complex points at a time: 2 GiB
 
 
 def supports(u: Tensor, right: Tensor, left: Tensor) -> bool:
-    """fp32 kernels, u in fp32, bf16 or fp16, on a Hopper GPU or later, 16385 to 2^20 positions."""
+    """fp32 kernels, u in fp32, bf16 or fp16, compute capability 8.0 or later, 16385 to 2^20
+    positions.
+    """
     return takes(u, right, left, SHORTEST, LONGEST)
 
 
@@ -150,15 +153,17 @@ class Tile:
         return 8 * self.factors.radix * self.threads * (self.points + 1) // self.points
 
 
-def tile_for(name: str, factors: Factors) -> Tile:
+def tile_for(name: str, factors: Factors, available: int = nvrtc.SHARED_MEMORY[9, 0]) -> Tile:
     """The tile of a kernel, by measurement: inverse columns read long runs of Z.
 
-    With a second radix of 16 that needs large blocks.
+    With a second radix of 16 that needs large blocks, if that much shared memory is available.
     """
     if factors.second_radix == 1:
         return Tile(factors, 512, 16, blocks=3 if factors.radix == 12 else 2)
     if factors.second_radix == 16 and not name.startswith("kernel"):
-        return Tile(factors, 1024, 8 if name == "inverse_fft_columns" else 4, blocks=1)
+        tile = Tile(factors, 1024, 8 if name == "inverse_fft_columns" else 4, blocks=1)
+        if tile.bytes <= available:
+            return tile
     if factors.second_radix == 4 and name == "inverse_fft_columns":
         return Tile(factors, 512, 16, blocks=2)
     return Tile(factors, 512, {2: 16, 4: 8, 8: 8, 16: 4}[factors.second_radix], blocks=2)
@@ -201,25 +206,32 @@ def _kernel_gradient(
 
 
 def _load_rows(name: str, signals: int, sizes: _Sizes) -> nvrtc.Kernel:
-    """A kernel of fft_rows.cu, with shared memory for `signals` transforms and a stage."""
+    """A kernel of fft_rows.cu for `signals` transforms at a time."""
     defines = (
         ("STORAGE_BITS", 32),
         ("LOG2N", sizes.factors.log2_inner),
         ("CHANNELS", 1),
         ("THREADS", sizes.threads),
         ("BLOCKS", 512 // sizes.threads),
+        ("STAGED", staged := int(is_staged(sizes.device))),
     )
-    points = signals * (sizes.inner + sizes.inner // 16) + sizes.inner
-    powers = sizes.inner // 16 // middle_radices(sizes.factors.log2_inner)[0] + 16
     files = ("device.cuh", "butterflies.cuh", "fft.cuh", "fft_rows.cu")
-    return nvrtc.load(files, name, defines, 8 * points + 16 * powers + 16, sizes.device.index)
+    shared_bytes = row_bytes(signals, staged, sizes.factors)
+    return nvrtc.load(files, name, defines, shared_bytes, sizes.device.index)
+
+
+def row_bytes(signals: int, stages: int, factors: Factors) -> int:
+    """Shared memory in fft_rows.cu: points of `signals` transforms, stages, tables, an mbarrier."""
+    points = signals * (factors.inner + factors.inner // 16) + stages * factors.inner
+    powers = factors.inner // 16 // middle_radices(factors.log2_inner)[0] + 16
+    return 8 * points + 16 * powers + 16
 
 
 def _run_columns(
     name: str, tensors: tuple[Tensor, ...], stored: Tensor, lengths: tuple[int, int], sizes: _Sizes
 ) -> None:
     """Launch a kernel of fft_columns.cu; `stored` is the tensor in the sequences' dtype."""
-    tile = tile_for(name, sizes.factors)
+    tile = tile_for(name, sizes.factors, nvrtc.shared_memory_bytes(sizes.device))
     defines = (
         *STORAGE[stored.dtype],
         ("THREADS", tile.threads),

@@ -20,9 +20,12 @@ constexpr int TEAM_SIZE = M / 16;  // threads of a team
 constexpr int PADDED = M + M / 8;  // complex numbers of shared memory of a team
 constexpr int THREADS = TEAMS * TEAM_SIZE;
 
-// Programmatic dependent launch: waits for the previous kernel; then the next one may start, and wait in its turn.
+// Programmatic dependent launch (compute capability 9.0 and later): waits for the previous kernel; then the next one
+// may start, and wait in its turn.
 __device__ inline void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 __device__ inline int team() { return TEAMS == 1 ? 0 : threadIdx.x / TEAM_SIZE; }
@@ -394,8 +397,19 @@ struct KeptSpectrum {
 };
 #endif
 
-// *sum += (a, b), a vector reduction in global memory without a result
-__device__ inline void atomic_add(float4* sum, float2 a, float2 b) {
+// Copies 16 bytes into shared memory, where this thread finds them after wait_for_own_copies.
+__device__ inline void copy_own_16(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void wait_for_own_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// *sum += (a, b), to which no other thread adds: where possible a vector reduction in global memory without a result
+__device__ inline void add_to(float4* sum, float2 a, float2 b) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                ::"l"(sum), "f"(a.x), "f"(a.y), "f"(b.x), "f"(b.y));
+#else
+  float4 old = *sum;
+  *sum = {old.x + a.x, old.y + a.y, old.z + b.x, old.w + b.y};
+#endif
 }

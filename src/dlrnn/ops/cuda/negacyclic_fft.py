@@ -6,6 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda.fft import roots
 
 SHORTEST = 8  # log2 of a row's entries
@@ -18,11 +19,13 @@ class RowPlan:
 
     A team of M / 16 threads transforms a residue of M points, 16 of them in each thread. 512
     threads run on a multiprocessor: each has 128 registers, some of them for the spectrum of the
-    kernel or the sum over the batch.
+    kernel or the sum over the batch. A plan that is `staged` needs Hopper's shared memory; others
+    have little more of it than the points.
     """
 
     size: int
     entries: int
+    staged: bool = True
 
     @property
     def residue_size(self) -> int:
@@ -80,6 +83,8 @@ class RowPlan:
     @property
     def forward_bytes(self) -> int:
         """With two buffers for each team, so that two rows overlap; or with two stages."""
+        if not self.staged:
+            return self._unstaged_bytes()
         if self.multi_residue:
             return self.bytes(self.teams, 2, self.residues)
         stages, residues = (self.teams, 1) if self.one_team_per_row else (1, self.teams)
@@ -88,15 +93,16 @@ class RowPlan:
     @property
     def backward_bytes(self) -> int:
         """With one buffer for each team, and the kernels' spectra; or with two stages."""
+        if not self.staged:
+            return self._unstaged_bytes(large_tables=2 if self.multi_residue else 0)
         if self.multi_residue:
             return self.bytes(self.teams, 2, self.residues, large_tables=2)
         stages, residues = (self.teams, 1) if self.one_team_per_row else (1, self.teams)
         return self.bytes(self.teams, stages, residues, residues, 1 + residues)
 
-    @property
-    def largest_bytes(self) -> int:
-        """The most that a block of any of the kernels needs; some GPUs have less than Hopper."""
-        return max(self.forward_bytes, self.backward_bytes, self.bytes(self.kernel_teams))
+    def _unstaged_bytes(self, large_tables: int = 0) -> int:
+        """With one buffer for each team."""
+        return self.bytes(self.teams, residues=self.residues, large_tables=large_tables)
 
 
 def plan_for(length: int, right: Tensor, left: Tensor) -> RowPlan:
@@ -105,12 +111,18 @@ def plan_for(length: int, right: Tensor, left: Tensor) -> RowPlan:
     N is the length rounded up to a power of two. Beyond 8192 as few residues are used as possible:
     their 2 N real entries hold a row and what wraps around, which is as long as a kernel.
     """
+    staged = is_staged(right.device)
     entries = 2 ** max(SHORTEST, (length - 1).bit_length())
     if entries <= 2 * LARGEST_RESIDUE:
-        return RowPlan(entries, entries)
+        return RowPlan(entries, entries, staged)
     wraps = max(right.shape[1] - 1, left.shape[1])
     residues = max(2, -(-(length + wraps) // (2 * LARGEST_RESIDUE)))
-    return RowPlan(residues * LARGEST_RESIDUE, entries)
+    return RowPlan(residues * LARGEST_RESIDUE, entries, staged)
+
+
+def is_staged(device: torch.device) -> bool:
+    """Whether bulk copies load rows into shared memory, as on Hopper; it must be large enough."""
+    return nvrtc.shared_memory_bytes(device) >= nvrtc.SHARED_MEMORY[9, 0]
 
 
 @cache

@@ -108,7 +108,7 @@ class Kernel:
     """A compiled kernel: call it with blocks, threads and its arguments.
 
     With `programmatic` dependent launch it may start while the previous kernel on the stream is
-    still running, and waits for it with griddepcontrol.wait.
+    still running, and waits for it with griddepcontrol.wait. GPUs before Hopper do not have it.
     """
 
     def __init__(
@@ -166,16 +166,15 @@ def _run(launches: Sequence[Prepared], device: int) -> None:
             _check(error)
 
 
-def runs_on(x: Tensor, *, newer: bool = False, portable: bool = False) -> bool:
+def runs_on(x: Tensor, *, portable: bool = False) -> bool:
     """Whether x is a non-empty tensor on a Hopper GPU and NVRTC is available.
 
-    A `newer` GPU may have a later compute capability; a `portable` kernel needs 8.0 or later.
+    A `portable` kernel needs compute capability 8.0 or later.
     """
     if not (x.is_cuda and bool(x.numel() > 0)):
         return False
     have = capability(x.device)
-    fits = have >= (8, 0) if portable else have >= (9, 0) if newer else have == (9, 0)
-    return fits and available()
+    return (have >= (8, 0) if portable else have == (9, 0)) and available()
 
 
 @cache
@@ -198,10 +197,9 @@ def _own_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-@cache
 def shared_memory_bytes(device: torch.device) -> int:
     """Shared memory that a block may have; a Hopper GPU's, if this PyTorch does not tell."""
-    if _requested_capability():
+    if _requested_capability() or device.type != "cuda":
         return SHARED_MEMORY.get(capability(device), LEAST_SHARED_MEMORY)
     properties = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY[9, 0])
@@ -249,7 +247,8 @@ def load(
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         _check(_driver().cuFuncSetAttribute(function, SHARED_BYTES, shared_bytes))
-    return Kernel(function, shared_bytes, device, PROGRAMMATIC_LAUNCH in defines)
+    programmatic = PROGRAMMATIC_LAUNCH in defines and have >= (9, 0)
+    return Kernel(function, shared_bytes, device, programmatic)
 
 
 def _current_context() -> int | None:

@@ -47,13 +47,19 @@ struct Tile {
   __device__ bool is_inside(int j, int c) const { return position + j < L && channel + c < H; }
 };
 
-// Programmatic dependent launch. With `overlap` this kernel runs at the same time as the previous launch, of which
-// it needs nothing: it waits for it at its end only. Without, it waits first. After griddepcontrol.launch_dependents
-// the next kernel may start, and wait in its turn.
-__device__ inline void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Programmatic dependent launch (compute capability 9.0 and later). With `overlap` this kernel runs at the same time as
+// the previous launch, of which it needs nothing: it waits for it at its end only. Without, it waits first. After
+// griddepcontrol.launch_dependents the next kernel may start, and wait in its turn.
+__device__ inline void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 __device__ inline void begin_overlap(int overlap) {
+#if __CUDA_ARCH__ >= 900
   if (!overlap) wait_for_previous_launch();
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 __device__ inline void end_overlap(int overlap) {
   if (overlap) wait_for_previous_launch();
