@@ -333,8 +333,12 @@ def likely(
 
     Both limits hold at once, top_k first; of equal tokens the smaller number comes first.
     """
-    values, tokens = logits.sort(descending=True, stable=True)
-    kept = 1 if temperature == 0 else min(top_k or len(values), len(values))
+    kept = 1 if temperature == 0 else min(top_k or len(logits), len(logits))
+    candidates = torch.arange(len(logits))
+    if kept < len(logits):  # sorting all of them takes longer
+        candidates = (logits >= logits.topk(kept).values[-1]).nonzero()[:, 0]
+    values, order = logits[candidates].sort(descending=True, stable=True)
+    tokens = candidates[order]
     probabilities = F.softmax((values[:kept] - values[0]) / (temperature or 1.0), dim=0)
     if top_p is not None:
         before = probabilities.cumsum(0) - probabilities
