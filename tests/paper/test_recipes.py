@@ -156,13 +156,6 @@ def test_mips_has_the_steps_of_the_authors_program():
     assert "172800" in recipe.note
 
 
-@pytest.mark.parametrize("task", ["cumsum", "select-fixed"])
-def test_real_dlr_is_dlr_with_real_parameters(task):
-    usual, real = (RECIPES[f"table1/{task}/{model}"].config for model in ("dlr-1", "dlr-r-1"))
-    options = usual.model.mixer_options | {"real": True}
-    assert real == replace(usual, model=replace(usual.model, mixer_options=options))
-
-
 @pytest.mark.parametrize("name", TABLES["table2"])
 def test_table_2_has_the_papers_settings(name):
     config = RECIPES[name].config
