@@ -179,6 +179,7 @@ def test_bench_tables(capsys, monkeypatch):
 
 def test_a_step_of_a_language_model_is_timed_without_a_data_set():
     tables = importlib.import_module("dlrnn.bench.tables")
+    assert tables._language(torch.device("cpu"), "full", 1) == [], "too large"
     recipes = importlib.import_module("dlrnn.paper.recipes")
     config = recipes.scaled(recipes.get("table5/pg19/dlr-16-pre"), "tiny")
     config = dataclasses.replace(config, precision="fp32", batch_size=2)
