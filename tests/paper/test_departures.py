@@ -76,3 +76,9 @@ def departures_by_settings(recipe):
 def test_each_recipe_names_the_lines_where_it_departs(table_name):
     for recipe in (RECIPES[name] for name in TABLES[table_name]):
         assert set(recipe.departures) == departures_by_settings(recipe), recipe.name
+
+
+def test_the_results_link_to_lines_that_exist():
+    text = (PAGE.parent / "results.md").read_text()
+    linked = set(re.findall(r"\]\(reproduction\.md#([a-z0-9-]+)\)", text))
+    assert linked == PATTERNS.keys()

@@ -18,6 +18,7 @@ from dlrnn.paper.comparison import (
 )
 from dlrnn.paper.counts import count_table, count_text, not_run, run_in_part
 from dlrnn.paper.numbers import METRICS, number, signed
+from dlrnn.paper.recipes import RECIPES
 from dlrnn.paper.results import Results
 from dlrnn.paper.tables import make_tables
 from dlrnn.report.costs import cost_text
@@ -64,6 +65,7 @@ def markdown(results: Sequence[Results]) -> str:
     for table in tables:
         parts.append(f"## Table {table.name[-1]}: {table.title}\n")
         parts.append(f"{table.caption} {count_text(table)}\n")
+        parts.append(_departures(table))
         parts.append(_rows(table))
         if findings := [cell for cell in table.cells.values() if cell.finding]:
             parts.append("".join(f"- `{c.recipe}`: {escaped(c.finding)}\n" for c in findings))
@@ -89,6 +91,14 @@ def _summary(tables: Sequence[Table]) -> str:
         said = f"**{title}.** {' '.join(found) or 'Nothing.'}"
         parts.append(textwrap.fill(said, 120, break_on_hyphens=False) + "\n")
     return "\n".join(parts)
+
+
+def _departures(table: Table) -> str:
+    """Links to the lines on the departures of a table's recipes."""
+    known = [RECIPES[name].departures for name in table.cells if name in RECIPES]
+    names = dict.fromkeys(name for each in known for name in each)
+    links = ", ".join(f"[{name}](reproduction.md#{name})" for name in names)
+    return f"Departures of some or all of its recipes: {links}.\n"
 
 
 def _rows(table: Table) -> str:
