@@ -13,7 +13,7 @@ help:
 	@echo "make bench        time the layer and the paper's listing on this machine"
 	@echo "make docs         build the documentation site, out/docs/index.html"
 	@echo "make pictures     draw the pictures and tables of docs/ again"
-	@echo "make report       build the results site, out/report/index.html, and docs/results.md"
+	@echo "make report       build the results site, out/report/index.html, docs/results.md, README's counts"
 	@echo "make format       format the code and apply automatic fixes"
 	@echo "make clean        remove .venv, out/ and caches"
 
@@ -51,7 +51,7 @@ pictures: $(READY)
 	@$(BIN)/python docs/draw.py
 
 report: $(READY)
-	@$(BIN)/dlrnn report --out out/report --markdown docs/results.md
+	@$(BIN)/dlrnn report --out out/report --markdown docs/results.md --counts README.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -23,6 +23,8 @@ from dlrnn.analysis import (
     shift_weight_norms,
     system_of,
 )
+from dlrnn.analysis.figures import pathfinder_images, plot_images
+from dlrnn.cli import main as main_command
 from dlrnn.paper.results import read_results
 from dlrnn.report.picture import table1_png
 
@@ -45,6 +47,8 @@ def main() -> None:
     save(time_against_length(), "time-against-length")
     save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
     save(tasks.get("listops-subtrees").preview(), "listops")
+    save(plot_images(pathfinder_images(256)), "pathfinder-256")
+    recorded_errors()
     task_previews()
     catalogue_scores()
     table1()
@@ -61,6 +65,12 @@ def table1() -> None:
     drawn = table1_png([read_results(DOCS.parent / "results", "ours")])
     (PICTURES / "table1.png").write_bytes(drawn)
     print("drawn: docs/pictures/table1.png")
+
+
+def recorded_errors() -> None:
+    """Draw the errors by height and operator in results/, as `dlrnn figure errors` does."""
+    given = ["--results", str(DOCS.parent / "results")]
+    main_command(["figure", "errors", *given, "--out", str(PICTURES / "listops-errors.png")])
 
 
 def task_previews() -> None:

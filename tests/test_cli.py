@@ -1,3 +1,4 @@
+import dataclasses
 import importlib
 import json
 import os
@@ -167,10 +168,22 @@ def test_bench_tables(capsys, monkeypatch):
         *((1, 1), (1.5, 1), (5, 8)),
         *((1, 1), (1.5, 1), (5, 19)),
     ]
+    rows = importlib.import_module("dlrnn.paper.results").check_step_times(found)["table5"]
+    assert [row["paper"] for row in rows] == [1.1, 1.0, 0.9, 1.1, 1.0]
+    assert [row["relative"] for row in rows] == [1, 1, 1, 4, 4], "attention, 16 experts, is 1"
     assert [row["L"] for row in found["models"][:3]] == [1, 1.5, 4]
     assert {row["precision"] for row in found["models"] + found["table3"]} == {"fp32"}
     assert main(given) == 0
     assert "Pathfinder-Segmentation-128" in capsys.readouterr().out
+
+
+def test_a_step_of_a_language_model_is_timed_without_a_data_set():
+    tables = importlib.import_module("dlrnn.bench.tables")
+    assert tables._language(torch.device("cpu"), "full", 1) == [], "too large"
+    recipes = importlib.import_module("dlrnn.paper.recipes")
+    config = recipes.scaled(recipes.get("table5/pg19/dlr-16-pre"), "tiny")
+    config = dataclasses.replace(config, precision="fp32", batch_size=2)
+    assert tables.step_ms(config, torch.device("cpu"), 1) > 0
 
 
 def test_bench_tables_has_attention_in_bf16_on_a_gpu(monkeypatch):

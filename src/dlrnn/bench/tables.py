@@ -1,4 +1,4 @@
-"""`dlrnn bench step --tables`: the training step of each model of Tables 1, 3, 6 and of DLR."""
+"""`dlrnn bench step --tables`: the training step of each model of Tables 1, 3, 5 and 6."""
 
 import json
 import statistics
@@ -15,10 +15,12 @@ import torch
 from torch.optim import AdamW
 
 from dlrnn.bench.measure import announced, machine, median_ms, timed
+from dlrnn.models import LanguageConfig
 from dlrnn.nn import param_groups
 from dlrnn.paper import recipes
 from dlrnn.paper.numbers import row_of, table
-from dlrnn.paper.recipes import Scale, table3
+from dlrnn.paper.recipes import Scale, table3, table5
+from dlrnn.tasks import Batch
 from dlrnn.train import RunConfig, make_model, train
 from dlrnn.train.step import TrainingStep, forward, make_step
 
@@ -29,6 +31,8 @@ GROUPS = (
 """Columns that share a length; the first of each is the unit."""
 
 HIGHER_ORDER = ("listops-subtrees", "pathfinder-segmentation-128")
+UNIT, MOST_REPEATS = "attention-16", 3
+"""The language model whose throughput is the unit; a step of the full size takes a second."""
 MODELS = {"dlr": "DLR", "dss": "DSS-exp", "local-attention": "LocalAttention"}
 
 
@@ -42,6 +46,7 @@ def bench_tables(*, device: str, scale: Scale, repeats: int) -> dict[str, Any]:
         **machine(where),
         "models": _atomic(where, scale, repeats),
         "table3": _higher_order(where, scale, repeats),
+        "table5": _language(where, scale, repeats),
         "loop": loop_overhead() if where.type == "cpu" else None,  # a graph's bare step is another
     }
 
@@ -85,6 +90,35 @@ def _higher_order(where: torch.device, scale: Scale, repeats: int) -> list[dict[
     return rows
 
 
+def _language(where: torch.device, scale: Scale, repeats: int) -> list[dict[str, Any]]:
+    """Tokens a second on random tokens, relative to the Transformer's with 16 experts.
+
+    The paper's models are too large for a CPU.
+    """
+    if where.type == "cpu" and scale != "tiny":
+        return []
+    rows: list[dict[str, Any]] = []
+    for paper in announced(table("table5_language_model")["rows"], "table5/{0[model]}".format):
+        model = f"{table5.MODELS[paper['model']]}-{paper['experts']}"
+        config = recipes.scaled(recipes.get(f"table5/pg19/{model}-pre"), scale)
+        precision: Literal["fp32", "bf16"] = "bf16" if where.type == "cuda" else "fp32"
+        ms = step_ms(replace(config, precision=precision), where, min(repeats, MOST_REPEATS))
+        row = {"model": model, "precision": precision, "ms": round(ms, 3)}
+        rows.append(row | {"paper": float(paper["throughput"])})
+    unit = next(row["ms"] for row in rows if row["model"] == UNIT)
+    return [row | {"relative": round(unit / row["ms"], 2)} for row in rows]
+
+
+def _host_batches(step: TrainingStep, k: int) -> list[Batch]:
+    """The micro-batches of a step; random tokens for a language model, which needs no data set."""
+    if not isinstance(step.config.model, LanguageConfig):
+        return step.samples(k)
+    count, length = step.config.accumulate, step.task.input_length
+    size = (step.config.batch_size // count, length + 1)
+    tokens = torch.randint(step.config.model.vocabulary, (count, *size), device=step.device)
+    return [Batch(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]
+
+
 def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     """The median milliseconds of an update as the training loop makes it, of `repeats`.
 
@@ -94,7 +128,7 @@ def step_ms(config: RunConfig, device: torch.device, repeats: int) -> float:
     step = make_step(config, device)
     many = 20 if step.task.on_device else 5
     together, warm = (many, 1) if device.type == "cuda" else (1, 6)
-    parts = [None if step.task.on_device else step.samples(k) for k in range(together)]
+    parts = [None if step.task.on_device else _host_batches(step, k) for k in range(together)]
 
     def steps(first: int) -> None:
         for k, part in enumerate(parts):

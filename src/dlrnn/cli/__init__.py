@@ -21,7 +21,7 @@ COMMANDS = {
     **{"doctor": "doctor", "tasks": "tasks", "data": "tasks"},
     **dict.fromkeys(("train", "eval", "generate", "export"), "training"),
     **dict.fromkeys(("recipes", "reproduce", "sweep"), "training"),
-    **{"bench": "bench", "results": "report", "report": "report"},
+    **{"bench": "bench", "results": "report", "report": "report", "figure": "figure"},
 }
 """The module of each command, inside dlrnn.cli."""
 

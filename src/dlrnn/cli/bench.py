@@ -146,6 +146,8 @@ def _show_peers(result: dict[str, Any]) -> None:
 def _show_tables(result: dict[str, Any]) -> None:
     print_table(f"A training step, {_case(result)}", result["models"])
     print_table("Table 3", result["table3"])
+    if result["table5"]:
+        print_table("Table 5: throughput", result["table5"])
     if loop := result["loop"]:
         print(
             f"the training loop adds {loop['overhead']:.1%} to a step"

@@ -44,6 +44,8 @@ def add(commands: Any) -> None:
     report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
     text = "write the tables as Markdown, and pictures/table1.png; no pages unless --out is given"
     report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
+    text = "write the counts of cells into this page, between its marks (README.md)"
+    report.add_argument("--counts", type=Path, metavar="FILE", help=text)
     text = "output of `dlrnn bench lengths --json`; default: docs/measured/lengths.json"
     report.add_argument("--lengths", type=Path, metavar="FILE", help=text)
 
@@ -75,7 +77,7 @@ def _add(given: argparse.Namespace) -> int:
 
 def _report(given: argparse.Namespace) -> int:
     from dlrnn.common.files import write_whole
-    from dlrnn.report.markdown import markdown
+    from dlrnn.report.markdown import markdown, with_summary
     from dlrnn.report.picture import table1_png
     from dlrnn.report.site import write_site
     from dlrnn.report.speed import not_shown
@@ -92,7 +94,11 @@ def _report(given: argparse.Namespace) -> int:
         write_whole(picture, table1_png(results))
         write_whole(given.markdown, markdown(results).encode(errors="replace"))
         written += [str(given.markdown), str(picture)]
-    if given.out is not None or given.markdown is None:
+    if given.counts is not None:
+        text = given.counts.read_text(encoding="utf-8")
+        write_whole(given.counts, with_summary(text, results).encode())
+        written.append(str(given.counts))
+    if given.out is not None or not written:
         out = given.out or Path("out/report")
         said = write_site(out, results, given.lengths or LENGTHS)
         if given.lengths is None and not LENGTHS.is_file():

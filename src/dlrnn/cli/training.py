@@ -292,7 +292,7 @@ def _recipes(given: argparse.Namespace) -> int:
 
 def _recorded(folder: Path) -> dict[str, str]:
     """Our numbers by recipe; a star marks those that `dlrnn report` does not compare."""
-    from dlrnn.paper.comparison import our_number
+    from dlrnn.paper.comparison import our_number, range_text
     from dlrnn.paper.results import read_results
     from dlrnn.paper.tables import make_tables
 
@@ -304,7 +304,8 @@ def _recorded(folder: Path) -> dict[str, str]:
     found = {}
     for cell in cells:
         numbers = [our_number(each) + "*" * (not each.is_comparable) for each in cell.ours.values()]
-        found[cell.recipe] = " / ".join(numbers)
+        ranges = [f" ({text})" if (text := range_text(each)) else "" for each in cell.ours.values()]
+        found[cell.recipe] = " / ".join(map("".join, zip(numbers, ranges, strict=True)))
     return found
 
 

@@ -1,20 +1,25 @@
 """The comparison of measured numbers with the paper's: means over seeds, differences, verdicts."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Literal, NamedTuple
 
 from dlrnn.paper.numbers import LESS_IS_BETTER, PLACES, number
+from dlrnn.paper.recipes import RECIPES
 from dlrnn.paper.records import FULL, Record, Size
 from dlrnn.paper.results import Curve
 
 OURS = "ours"
-SIGNS = {"better": "▲", "near": "≈", "worse": "▼"}
+SIGNS = {"better": "▲", "near": "≈", "worse": "▼", "apart": "≠"}
 NOT_RUN, DIVERGED = "not run", "diverged"
+SCHEDULE = {"lr", "kernel_lr", "warmup", "schedule", "steps"}
+"""The settings of a learning rate schedule."""
 
-Verdict = Literal["better", "near", "worse"]
+Verdict = Literal["better", "near", "worse", "apart"]
+"""`apart`: the mean over seeds is near the paper's number, and no seed is."""
 
 
 class Difference(NamedTuple):
@@ -36,6 +41,13 @@ def difference(metric: str, ours: float, paper: float) -> Difference:
         return Difference(less, "near")
     better = (less < 0) == (metric in LESS_IS_BETTER)
     return Difference(less, "better" if better else "worse")
+
+
+def has_other_schedule(record: Record) -> bool:
+    """Whether a run has another learning rate schedule than its recipe, which has a warm-up."""
+    recipe = RECIPES.get(record.recipe)
+    changed = SCHEDULE.intersection(re.findall(r"(?:^|, )([\w.]+) ", record.differs))
+    return bool(changed) and recipe is not None and recipe.config.warmup > 0
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -99,17 +111,41 @@ class Seeds:
     def against(self, paper: float | None) -> Difference | None:
         """The difference from the paper; None if a number is missing, or the sizes differ.
 
-        Runs that were not tested have no verdict. Runs with fewer steps have one only if they have
-        reached the paper's number and that number is not near 0.
+        Runs that were not tested, or have another learning rate schedule, have no verdict. Runs
+        with fewer steps have one only if they have reached the paper's number and that number is
+        not near 0. Where the paper's run diverged, one that diverges is near.
         """
-        if paper is None or self.mean is None or self.size != FULL:
+        diverged = paper == math.inf and any(each.value is None for each in self.counted)
+        if paper is None or self.size != FULL or (self.mean is None and not diverged):
             return None
+        if diverged or self.mean is None:
+            return Difference(0.0, "near")
         found = difference(self.metric, self.mean, paper)
+        if found.verdict == "near" and not self._is_one_near(paper):
+            found = found._replace(verdict="apart")
         sign = -1 if self.metric in LESS_IS_BETTER else 1
-        reached = sign * found.value >= 0 and abs(paper) > tolerance(self.metric)
+        reached = sign * found.value >= 0 and tolerance(self.metric) < abs(paper) < math.inf
         others = any(record.is_untested or record.is_longer for record in self.counted)
         comparable = self.is_comparable or (reached and not others)
+        comparable = comparable and not any(map(has_other_schedule, self.counted))
         return found if comparable else found._replace(verdict=None)
+
+    def _is_one_near(self, paper: float) -> bool:
+        """Whether at least one seed is as in the paper."""
+        values = [record.value for record in self.counted if record.value is not None]
+        return any(difference(self.metric, each, paper).verdict == "near" for each in values)
+
+    def strictly(self, paper: float | None) -> Difference | None:
+        """The difference of the last evaluation of seed 0; None if it is not known.
+
+        A test metric is that of the best checkpoint, as in the paper: it has no last evaluation.
+        """
+        first = next((record for record in self.records if record.seed == 0), None)
+        if first is None:
+            return None
+        if self.metric == "R2":
+            first = replace(first, value=self._last(first))
+        return Seeds(self.metric, [first]).against(paper)
 
 
 @dataclass
@@ -148,19 +184,20 @@ class Cell:
         seeds = self.found.get(column, {}).get(metric)
         return None if seeds is None else seeds.against(self.paper.get(metric))
 
-    def is_good_at_the_end(self, metric: str) -> bool:
-        """Whether the last evaluation, too, is near the paper or better."""
-        last = self.ours[metric].last if metric in self.ours else None
-        paper = self.paper.get(metric)
-        if last is None or paper is None:
-            return True
-        return difference(metric, last, paper).verdict != "worse"
+    @property
+    def is_strictly_near(self) -> bool:
+        """Whether the last evaluation of seed 0 is as in the paper, by every metric."""
+        found = [
+            None if (seeds := self.ours.get(metric)) is None else seeds.strictly(value)
+            for metric, value in self.paper.items()
+        ]
+        return bool(found) and all(each is not None and each.verdict == "near" for each in found)
 
     def verdict(self, column: str = OURS) -> Verdict | None:
-        """The verdict of the worst metric; None if one of the paper's metrics has none."""
+        """The verdict of the metric that differs; None if one of the paper's metrics has none."""
         found = [self.difference(metric, column) for metric in self.paper]
         verdicts = [None if each is None else each.verdict for each in found]
-        order: tuple[Verdict | None, ...] = (None, "worse", "near", "better")
+        order: tuple[Verdict | None, ...] = (None, "worse", "apart", "better", "near")
         return next((each for each in order if each in verdicts), None)
 
 
@@ -215,71 +252,17 @@ class Table:
 OTHERS = {
     "dlr-1-works": "DLR, 1 layer, L 4096, rate 4e-5",
     "attention-1-longer": "Attention, 1 layer, L 4096, 160000 steps",
+    "dlr-r-1": "DLR-R, 1 layer, L 4096 (text)",
+    "524288": "L 524288 (text)",
 }
-"""Titles of the recipes that are in no column of the paper."""
-
-
-class Counts(NamedTuple):
-    """Counts of a table's cells."""
-
-    cells: int
-    measured: int
-    near: int
-    better: int
-    worse: int
-    worse_at_the_end: int  # by the last evaluation, not the best
-    cut: int  # without a verdict: fewer steps than the paper's, or other sizes
-    stopped: int  # early, at 0 or 1
-
-
-def counts(table: Table) -> Counts:
-    """Count the cells of a table that were measured, and their verdicts."""
-    verdicts = [cell.verdict() for cell in table.grid]
-    ours = [[r for seeds in cell.ours.values() for r in seeds.counted] for cell in table.grid]
-    fell = cut = 0
-    for cell, verdict, records in zip(table.grid, verdicts, ours, strict=True):
-        if verdict in ("near", "better"):
-            fell += not all(map(cell.is_good_at_the_end, cell.metrics))
-        elif verdict is None:
-            cut += any(record.is_cut or record.size != FULL for record in records)
-    return Counts(
-        cells=len(verdicts),
-        measured=sum(map(bool, ours)),
-        near=verdicts.count("near"),
-        better=verdicts.count("better"),
-        worse=verdicts.count("worse"),
-        worse_at_the_end=verdicts.count("worse") + fell,
-        cut=cut,
-        stopped=sum(any(record.stopped for record in records) for records in ours),
-    )
-
-
-def count_text(table: Table) -> str:
-    """The counts of a table in a sentence."""
-    found = counts(table)
-    others = sum(bool(cell.found) for cell in table.cells.values())
-    if not found.measured and others:
-        return (
-            f"None of {found.cells} cells has been measured with its recipe's settings yet;"
-            f" {others} {'has' if others == 1 else 'have'} runs of other sizes or data."
-        )
-    if not found.measured:
-        return f"Not run: none of {found.cells} cells has been measured yet."
-    verdicts = {"as in the paper": found.near, "better": found.better, "worse": found.worse}
-    told = ", ".join(f"{many} {how}" for how, many in verdicts.items() if many)
-    parts = [f"{found.measured} of {found.cells} cells measured" + (f": {told}" if told else "")]
-    if found.worse_at_the_end > found.worse:
-        parts.append(f"{found.worse_at_the_end} worse by their last evaluation instead of the best")
-    if found.cut:
-        parts.append(f"{found.cut} without a verdict: fewer steps or another size")
-    if found.stopped:
-        parts.append(f"{found.stopped} stopped early at 0 or 1")
-    return "; ".join(parts) + "."
+"""Titles of the recipes that are in no column of the paper; "text": a claim of its text."""
 
 
 def paper_number(cell: Cell, metric: str) -> str:
     """The paper's number."""
     value = cell.paper.get(metric)
+    if value == math.inf:
+        return DIVERGED
     return "–" if value is None else f"{value:.{2 if metric in PLACES else 1}f}"
 
 
@@ -312,6 +295,8 @@ def state_text(seeds: Seeds) -> str:
 
 def no_verdict_text(seeds: Seeds) -> str:
     """Why a difference has no verdict."""
+    if any(map(has_other_schedule, seeds.counted)):
+        return " another schedule, no verdict"
     cut = any(record.is_cut for record in seeds.counted)
     return " fewer steps, no verdict" if cut else " no verdict"
 
@@ -328,11 +313,16 @@ def settings_text(seeds: Seeds) -> str:
 def seeds_text(seeds: Seeds) -> str:
     """The seeds of a mean: "2 seeds, 0.144 to 0.332"; "" for one seed."""
     count = f"{len(seeds.counted)} seeds" if len(seeds.counted) > 1 else ""
+    return ", ".join(filter(None, (count, range_text(seeds))))
+
+
+def range_text(seeds: Seeds) -> str:
+    """The values of several seeds: "0.144 to 0.332"; "" for one seed, or if one diverged."""
     if seeds.spread is None:
-        return count
+        return ""
     values = [record.value for record in seeds.counted if record.value is not None]
     low, high = (number(seeds.metric, value) for value in (min(values), max(values)))
-    return f"{count}, {low} to {high}"
+    return f"{low} to {high}"
 
 
 def fall_text(seeds: Seeds) -> str:

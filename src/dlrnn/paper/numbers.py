@@ -1,6 +1,7 @@
 """The numbers and hyper-parameters of the paper (paper.json), and how its metrics are written."""
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -63,7 +64,9 @@ def number(metric: str, value: float) -> str:
 
 
 def signed(metric: str, value: float) -> str:
-    """A number with its sign: "+0.002", "−1.4", "0.000"."""
+    """A number with its sign: "+0.002", "−1.4", "0.000"; "" for an infinite one."""
+    if math.isinf(value):  # the paper's run diverged, ours did not
+        return ""
     places = PLACES.get(metric, 1)
     value = round(value, places)
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.{places}f}"
@@ -71,5 +74,7 @@ def signed(metric: str, value: float) -> str:
 
 def short(values: Mapping[str, float]) -> str:
     """Numbers without trailing zeros, separated by slashes: "0.998" or "96.8 / 97.7"."""
+    if values and all(map(math.isinf, values.values())):
+        return "diverged"
     shown = (round(v, PLACES.get(name, 1)) + 0.0 for name, v in values.items())
     return " / ".join(f"{v:g}" for v in shown)

@@ -32,7 +32,7 @@ from dlrnn.paper.snapshots import check_snapshot
 RECORDS, NOTES, STEP_TIMES = "records.jsonl", "notes.json", "step-times.json"
 STEP_COLUMNS = ("L ms", "L", "L paper", "2L ms", "2L", "2L paper")
 TABLE3_COLUMNS = ("ms", "relative", "paper")
-"""The numbers of a model in step-times.json, for Tables 1 and 6, and for Table 3."""
+"""The numbers of a model in step-times.json, for Tables 1 and 6, and for Tables 3 and 5."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 MOST_RECORDS, MOST_CURVE, MOST_FILE = 2**26, 2**22, 2**24
@@ -316,11 +316,12 @@ def _step_times(content: bytes) -> dict[str, Any]:
 
 
 def check_step_times(values: Any) -> dict[str, Any]:
-    """The times of `bench step --tables`, from JSON; old files lack Table 3 and precisions."""
+    """The times of `bench step --tables`, from JSON; old files lack Tables 3 and 5, precisions."""
     rows = [_step_row(row, ("model",), STEP_COLUMNS) for row in values["models"]]
     higher = [_step_row(row, ("task", "model"), TABLE3_COLUMNS) for row in values.get("table3", ())]
     where = {"device": str(values["device"]), "torch": str(values["torch"])}
-    return {**where, "models": rows, "table3": higher}
+    language = [_step_row(row, ("model",), TABLE3_COLUMNS) for row in values.get("table5", ())]
+    return {**where, "models": rows, "table3": higher, "table5": language}
 
 
 def _step_row(row: Any, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, Any]:

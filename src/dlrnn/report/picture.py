@@ -3,13 +3,15 @@
 import io
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dlrnn.paper.comparison import NOT_RUN, Cell, Table, count_text, our_number, paper_number
+from dlrnn.paper.comparison import NOT_RUN, Cell, Table, our_number, paper_number, range_text
+from dlrnn.paper.counts import count_text
 from dlrnn.paper.results import Results
 from dlrnn.paper.tables import make_tables
 
@@ -51,14 +53,15 @@ def table1_figure(results: Sequence[Results]) -> Figure:
 
 
 def _draw(axes: Axes, across: int, down: int, cell: Cell) -> None:
-    """Draw the paper's half of a cell and ours, and a frame if ours is worse."""
+    """Draw the paper's half of a cell and ours with its range, and a frame if they differ."""
     seeds = cell.ours.get("R2")
     mean = None if seeds is None else seeds.mean
     ours = our_number(seeds) if mean is None else f"{mean:z.2f}"
     ours += "*" if seeds is not None and not seeds.is_comparable else ""
     _half(axes, across - 0.24, down, cell.paper.get("R2"), paper_number(cell, "R2"))
-    _half(axes, across + 0.24, down, mean, ours)
-    if cell.verdict() == "worse":
+    below = "" if seeds is None else range_text(seeds).replace(" to ", "–")
+    _half(axes, across + 0.24, down, mean, f"{ours}\n{below}")
+    if cell.verdict() in ("better", "worse", "apart"):
         corner = (across - 0.48, down - HEIGHT / 2)
         axes.add_patch(Rectangle(corner, 0.96, HEIGHT, fill=False, edgecolor=RED, linewidth=1.6))
 
@@ -73,7 +76,10 @@ def _half(axes: Axes, middle: float, down: int, value: float | None, text: str) 
     small = text.startswith((NOT_RUN, "diverged"))
     colour = QUIET if small else "white" if share > 0.55 else INK
     size = 7.5 if small else 9
-    axes.text(middle, down, text, ha="center", va="center", color=colour, fontsize=size)
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": colour}
+    text, _, below = text.partition("\n")
+    axes.text(middle, down - (0.14 if below else 0), text, fontsize=size, **look)
+    axes.text(middle, down + 0.24, below, fontsize=6, **look)
 
 
 def _below(table: Table) -> str:
@@ -81,7 +87,9 @@ def _below(table: Table) -> str:
     parts = [count_text(table)]
     measured = [cell for cell in table.grid if "R2" in cell.ours]
     if any(not cell.ours["R2"].is_comparable for cell in measured):
-        parts.append("* fewer steps than the paper's.")
-    if any(cell.verdict() == "worse" for cell in measured):
-        parts.append("Framed: more than .03 below the paper.")
+        parts.append("* fewer steps than the recipe's.")
+    if any(cell.verdict() in ("better", "worse", "apart") for cell in measured):
+        parts.append(
+            "Framed: not as in the paper (more than .03 above or below it, or no seed is)."
+        )
     return "\n" + "\n".join(textwrap.wrap(" ".join(parts), 150))

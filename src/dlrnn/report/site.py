@@ -27,7 +27,7 @@ def write_site(out: str | Path, results: Sequence[Results], lengths: str | Path)
     said = [problem for one in results for problem in one.problems]
     measured = read_lengths(lengths, said)
     tables = make_tables(results)
-    drawn = {table.name: table_page(table, said) for table in tables}
+    drawn = {table.name: table_page(table, said, results[0].step_times) for table in tables}
     drawn["index"] = pages.overview(tables, measured, said)
     drawn["speed"] = speed(tables, results[0], measured, lengths, said)
     drawn["listops"] = pages.listops(results, tables, said)

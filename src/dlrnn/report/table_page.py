@@ -1,7 +1,9 @@
 """A page for each table of the paper: the table, every number in a list, a dialog for each cell."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dlrnn.paper.comparison import (
     Cell,
@@ -9,14 +11,18 @@ from dlrnn.paper.comparison import (
     Table,
     fall_text,
     paper_number,
+    range_text,
     seeds_text,
     settings_text,
     state_text,
     steps_text,
 )
 from dlrnn.paper.numbers import METRICS, number
+from dlrnn.paper.recipes import RECIPES
 from dlrnn.paper.records import FULL, Record
 from dlrnn.paper.results import thinned
+from dlrnn.report.costs import TITLES as COST_TITLES
+from dlrnn.report.costs import cost_rows
 from dlrnn.report.plots import Axis, Plot, Series
 from dlrnn.report.templates import render
 
@@ -26,14 +32,19 @@ MOST_LINES = 50
 """The most lines of a plot; further seeds are left out."""
 
 
-def table_page(table: Table, problems: Sequence[str]) -> str:
-    """The page of a table."""
+def table_page(
+    table: Table, problems: Sequence[str], step_times: dict[str, Any] | None = None
+) -> str:
+    """The page of a table; `step_times` are the output of `dlrnn bench step --tables`."""
     return render(
         "table",
         page=table.name,
         problems=problems,
         table=table,
         plot=shift_plot(table) if table.name == "table2" else None,
+        costs=cost_rows(table, step_times),
+        costs_title=COST_TITLES.get(table.name, ""),
+        departures={name: RECIPES[name].departures for name in table.cells if name in RECIPES},
         curves={name: _curves(cell) for name, cell in table.cells.items()},
         cell_id=cell_id,
         remarks=_remarks,
@@ -55,7 +66,7 @@ def _remarks(found: dict[str, Seeds]) -> list[str]:
 
 def _details(seeds: Seeds) -> str:
     """The remarks on a number in a dialog."""
-    spread = "" if seeds.spread is None else f"spread {number(seeds.metric, seeds.spread)}"
+    spread = f"{range_text(seeds)} over seeds" if seeds.spread is not None else ""
     last = (
         "" if seeds.last is None else f"at the last evaluation {number(seeds.metric, seeds.last)}"
     )
@@ -118,7 +129,9 @@ def _curve(key: str, name: str, series: list[Series], cell: Cell, metric: str) -
     split, _, rest = name.partition(" ")
     label = name if rest == "loss" else f"{split} {METRICS.get(rest, rest)}"
     paper = cell.paper.get(metric)
-    guides = [] if paper is None else [(paper, f"paper {paper_number(cell, metric)}")]
+    guides = []
+    if paper is not None and math.isfinite(paper):  # it did not diverge
+        guides.append((paper, f"paper {paper_number(cell, metric)}"))
     values = [value for one in series for _, value in one.points] + [each[0] for each in guides]
     low, high = min(values), max(values)
     if metric == "R2":

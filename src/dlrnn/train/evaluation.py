@@ -85,7 +85,7 @@ def evaluate_run(
     if task.name == "listops-subtrees":
         batches = islice(held_out(task, config, split, where), BREAKDOWN_BATCHES)
         result["breakdown"] = error_rates(
-            sample for batch in batches for sample in _predictions(model, batch)
+            sample for batch in batches for sample in predictions(model, batch)
         )
     try:
         if not (task.pooled or task.vocabulary):  # one answer for a sequence, or tokens
@@ -106,7 +106,7 @@ def evaluate_run(
     return result
 
 
-def _predictions(model: nn.Module, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def predictions(model: nn.Module, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(tokens, targets, predicted classes) of each sample."""
     with torch.inference_mode():
         predicted = forward(model, batch).argmax(-1)

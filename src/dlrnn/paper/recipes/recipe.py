@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.paper.recipes.cost import minutes
+from dlrnn.paper.recipes.departures import departures_of
 from dlrnn.tasks import TASKS
 from dlrnn.train import RunConfig, TaskConfig
 
@@ -24,12 +25,19 @@ class Recipe:
         build: makes `config`.
         paper: the paper's values by metric, in the paper's units.
         note: what differs from the other recipes of the table; "" if nothing does.
+
+    A loss of the paper that diverged is infinite.
     """
 
     name: str
     build: Callable[[], RunConfig]
     paper: dict[str, float]
     note: str = ""
+
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """The names of its lines in docs/reproduction.md, where it departs from the paper."""
+        return departures_of(self.name)
 
     @cached_property
     def config(self) -> RunConfig:

@@ -19,6 +19,8 @@ from dlrnn.paper.recipes.recipe import Recipe, recipe
 from dlrnn.train import RunConfig, TaskConfig
 
 LENGTHS = (16_384, 65_536, 262_144, 1_048_576)
+CLAIMED = 524_288
+"""The length of a claim of the text."""
 SLOW_DECAY = {"dt_min": 1e-5, "dt_max": 1e-5}
 DSS_STEPS = {"dt_min": 1e-4, "dt_max": 1e-2}
 
@@ -59,3 +61,12 @@ def _recipe(name: str, length: int) -> Recipe:
 
 RECIPES = [_recipe(name, length) for length in LENGTHS for name in MODELS if name != "dlr-r"]
 RECIPES.append(_recipe("dlr-r", 256))
+RECIPES.append(
+    recipe(
+        f"table2/{CLAIMED}/dlr-prod",
+        partial(_config, "dlr-prod", CLAIMED),
+        {"R2": 1.0},
+        "a claim of the paper's text, which is in no table: a DLR layer shifts an input of half a"
+        " million positions perfectly; the settings are those of DLR-prod at the other lengths",
+    )
+)
