@@ -148,14 +148,16 @@ def test_kernels_compile(compiled, run, arguments):
 
 
 PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
+PRODUCTS = [(multiply, (4096,)), (multiply_channels, (4096,))]  # Hopper has kernels of its own
 NEWER = [(convolve, (16384, 16384, 0)), (convolve, (65536, 32768, 32768, torch.float16))]
 
 
 @pytest.mark.parametrize(
     ("capability", "run", "arguments"),
     [
-        *((have, *each) for have in [(8, 0), (8, 6), (8, 9), (9, 0)] for each in PORTABLE),
-        *((have, *each) for have in [(10, 0), (12, 0)] for each in PORTABLE + NEWER),
+        *((have, *each) for have in [(8, 0), (8, 6), (8, 9)] for each in PORTABLE + PRODUCTS),
+        *(((9, 0), *each) for each in PORTABLE),
+        *((have, *each) for have in [(10, 0), (12, 0)] for each in PORTABLE + PRODUCTS + NEWER),
     ],
     indirect=["capability"],
 )
@@ -173,7 +175,7 @@ def test_kernels_compile_for_tf32(compiled):
     with tf32():
         multiply(4096)
         multiply_channels(4096)
-    assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
+    assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 3
 
 
 def test_a_cache_folder_that_cannot_be_written_is_ignored(compiled, monkeypatch, tmp_path):
