@@ -1,5 +1,5 @@
-// The moments of moments.cuh by mma.sync, and the matrix product that the portable kernels share. There are two stages in
-// shared memory: cp.async fills one while the other is read.
+// The moments of moments.cuh by mma.sync, and the matrix product that the portable kernels share. There are two pairs of
+// stages in shared memory: cp.async fills one while the other is read.
 
 #define MOMENTS_THREADS CONSUMERS
 
@@ -50,8 +50,12 @@ __device__ inline float2 from_lane(float2 x, int lane) {
 __device__ inline bool moments_of_tile(const char* values, double2 first, double2 second, int steps,
                                        unsigned char* memory, float (&re)[32], float (&im)[32]) {
   MomentsStage* stages = (MomentsStage*)memory;
+  auto start_pair = [&](int i) {
+    for (int end = min(i + 2, steps); i < end; i++)
+      copy_async<sizeof(MomentsStage)>(stages + i % 4, values + i * (long long)sizeof(MomentsStage));
+  };
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, even = lane & ~1;
-  copy_async<sizeof(MomentsStage)>(stages, values);
+  start_pair(0);
   // Of the two states, a thread computes exp and advances lambda^(64 b) for one: float64 is slow on many GPUs.
   double2 own = power(t % 2 ? second : first, 1), scale = make_double2(1, 0), steps_of[2];
   Operand powers[2];  // re, im
@@ -62,11 +66,12 @@ __device__ inline bool moments_of_tile(const char* values, double2 first, double
 #pragma unroll
   for (int j = 0; j < 32; j++) re[j] = im[j] = 0;
   for (int i = 0; i < steps; i++) {
-    wait_for_copies();
-    __syncthreads();  // the stage is complete, and all warps have read the other one
-    if (i + 1 < steps)
-      copy_async<sizeof(MomentsStage)>(stages + (i + 1) % 2, values + (i + 1) * (long long)sizeof(MomentsStage));
-    const unsigned* b = (const unsigned*)&stages[i % 2].values[0][0][0][g] + t;
+    if (i % 2 == 0) {
+      wait_for_copies();
+      __syncthreads();  // the pair is complete, and all warps have read the other one
+      start_pair(i + 2);
+    }
+    const unsigned* b = (const unsigned*)&stages[i % 4].values[0][0][0][g] + t;
     float2 now = make_float2(scale.x, scale.y), s[2] = {from_lane(now, even), from_lane(now, even + 1)};
     scale = times(scale, step);
 #pragma unroll

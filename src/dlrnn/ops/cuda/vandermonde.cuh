@@ -13,9 +13,10 @@
 #define HEIGHT 32  // rows of W in a tile
 #define BLOCKS 4   // of 128 positions in a tile
 
-struct ProductStage {
-  uint4 table[4][2][2][128];     // [8 states][high, low][4 states][a]: (re, im) of four states
-  float4 weights[4][2][2][32];   // [8 states][16 rows][8 rows][lane]: states t and t + 4
+// A chunk in shared memory.
+typedef uint4 Table[4][2][2][128];  // lambda^a, [8 states][high, low][4 states][a]: (re, im) of four states
+struct Weights {
+  float4 of_rows[4][2][2][32];   // [8 states][16 rows][8 rows][lane]: states t and t + 4
   float2 scale[BLOCKS][STATES];  // lambda^(128 b)
 };
 
@@ -24,14 +25,14 @@ __device__ inline void scaled_weight(float w_re, float w_im, float2 s, unsigned&
 }
 
 // The operand A of a chunk: the scaled weights of 16 rows of W at block b of positions.
-__device__ inline void make_weights(const ProductStage* stage, int sixteen, int b, Operand& x) {
+__device__ inline void make_operand(const Weights& weights, int sixteen, int b, Operand& x) {
   int lane = threadIdx.x % 32;
 #pragma unroll
   for (int q = 0; q < 4; q++) {
-    float4 upper = stage->weights[q][sixteen][0][lane];
-    float4 lower = stage->weights[q][sixteen][1][lane];
-    float2 s = stage->scale[b][8 * q + lane % 4];
-    float2 s4 = stage->scale[b][8 * q + lane % 4 + 4];
+    float4 upper = weights.of_rows[q][sixteen][0][lane];
+    float4 lower = weights.of_rows[q][sixteen][1][lane];
+    float2 s = weights.scale[b][8 * q + lane % 4];
+    float2 s4 = weights.scale[b][8 * q + lane % 4 + 4];
     scaled_weight(upper.x, upper.y, s, x.high[q][0], x.low[q][0]);
     scaled_weight(lower.x, lower.y, s, x.high[q][1], x.low[q][1]);
     scaled_weight(upper.z, upper.w, s4, x.high[q][2], x.low[q][2]);

@@ -24,7 +24,7 @@ STEP, ROWS, WIDTH = 64, 64, 128  # the moments: positions of a step; rows and st
 STEPS, PIECES = 512, 64  # at most: steps that are added in fp32, parts of a sum
 COARSE = 64  # tiles between two entries of the coarse table of powers
 SEGMENT = 16384  # entries of a row of which one block finds the largest
-PRODUCT_STAGE, MOMENTS_STAGE = 32768 + 8192 + 1024, 16384  # bytes
+TABLE, WEIGHTS, MOMENTS_STAGE = 32768, 8192 + 1024, 16384  # bytes
 BYTES_A_STEP = 2.5e6  # of device memory, while a block multiplies for one chunk or step
 
 
@@ -42,12 +42,12 @@ HEADERS = "device.cuh", "wgmma.cuh", "moments.cuh", "vandermonde.cuh"
 HOPPER = Kernels(
     (*HEADERS, "moments_hopper.cuh"),
     *("vandermonde_hopper.cu", 384),
-    *(4 * PRODUCT_STAGE + 64, 8 * MOMENTS_STAGE + 128),  # stages, and two mbarriers for each
+    *(4 * (TABLE + WEIGHTS) + 64, 8 * MOMENTS_STAGE + 128),  # two mbarriers for each stage
 )
 PORTABLE = Kernels(
     (*HEADERS, "mma.cuh", "moments_portable.cuh"),
     *("vandermonde_portable.cu", 256),
-    *(2 * PRODUCT_STAGE, 2 * MOMENTS_STAGE),
+    *(2 * TABLE + 3 * WEIGHTS, 4 * MOMENTS_STAGE),
 )
 
 

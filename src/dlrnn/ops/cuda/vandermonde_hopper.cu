@@ -4,6 +4,10 @@
 // four warps multiply. Each stage has two mbarriers: `full` (the copies are complete), `empty` (the consumers have
 // read it). Global memory is arranged as wgmma reads it, so that a copy is one run of bytes.
 
+struct ProductStage {
+  Table table;
+  Weights weights;
+};
 #define PRODUCT_STAGES 4
 
 // Issues the products of chunk i, computes the operands of the next chunk meanwhile, and adds the result to `total`.
@@ -26,7 +30,7 @@ __device__ inline void multiply_chunk(int i, int count, ProductStage* stages, Mb
   wgmma_commit();
   if (i + 1 < count) {
     mbarrier_wait(full + (i + 1) % PRODUCT_STAGES, (i + 1) / PRODUCT_STAGES & 1);
-    make_weights(stages + (i + 1) % PRODUCT_STAGES, warp % 2, warp / 2, next);
+    make_operand(stages[(i + 1) % PRODUCT_STAGES].weights, warp % 2, warp / 2, next);
   }
   wgmma_wait<0>();
   pin_registers(sum);
@@ -65,10 +69,10 @@ product(const float4* weights, const float* inverse_scale, const uint4* table, c
       Mbarrier* loaded = full + i % PRODUCT_STAGES;
       if (i >= PRODUCT_STAGES) mbarrier_wait(empty + i % PRODUCT_STAGES, i / PRODUCT_STAGES - 1 & 1);
       if (lane == 0) {
-        int chunk = first + i, bytes = sizeof(stage->table), w_bytes = sizeof(stage->weights);
+        int chunk = first + i, bytes = sizeof(Table), w_bytes = sizeof(stage->weights.of_rows);
         mbarrier_expect_bytes(loaded, bytes + w_bytes);
         copy_to_shared(stage->table, (char*)table + (long long)chunk * bytes, bytes, loaded);
-        copy_to_shared(stage->weights,
+        copy_to_shared(stage->weights.of_rows,
                        (char*)weights + ((long long)row_tile * chunks + chunk) * w_bytes, w_bytes,
                        loaded);
       }
@@ -76,7 +80,7 @@ product(const float4* weights, const float* inverse_scale, const uint4* table, c
       n += i + 1 < count ? STATES : 0;
       of_tile = at_tile[n], of_coarse = at_coarse[n], step = block_power[n + lane];
       for (int b = 0; b < BLOCKS; b++) {
-        stage->scale[b][lane] = make_float2(power.x, power.y);
+        stage->weights.scale[b][lane] = make_float2(power.x, power.y);
         power = times(power, of_block);
       }
       __syncwarp();
@@ -91,7 +95,7 @@ product(const float4* weights, const float* inverse_scale, const uint4* table, c
   for (int i = 0; i < 64; i++) total[i] = 0;
   Operand even, odd;
   mbarrier_wait(full, 0);
-  make_weights(stages, half, warp / 2, even);
+  make_operand(stages->weights, half, warp / 2, even);
   for (int i = 0; i < count; i += 2) {
     multiply_chunk(i, count, stages, full, empty, even, odd, sum, total);
     if (i + 1 < count) multiply_chunk(i + 1, count, stages, full, empty, odd, even, sum, total);
