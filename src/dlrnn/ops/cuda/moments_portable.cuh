@@ -1,5 +1,5 @@
-// The moments of moments.cuh by mma.sync, and the matrix product that the portable kernels share. There are two pairs of
-// stages in shared memory: cp.async fills one while the other is read.
+// The moments of moments.cuh by mma.sync, and the matrix product that the portable kernels share. There are two pairs
+// of stages in shared memory: cp.async fills one while the other is read.
 
 #define MOMENTS_THREADS CONSUMERS
 

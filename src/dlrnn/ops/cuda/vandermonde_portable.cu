@@ -1,8 +1,8 @@
 // The Vandermonde product of vandermonde.cuh by mma.sync: two warps have a block of 128 positions, 64 of them each.
 //
-// While one warp of a scheduler computes operands (scaled weights), the other one multiplies: warps 0 to 3 compute those
-// of the next chunk after they have multiplied, warps 4 to 7 those of this chunk before. Weights are copied two chunks
-// ahead, tables one.
+// While one warp of a scheduler computes operands (scaled weights), the other one multiplies: warps 0 to 3 compute
+// those of the next chunk after they have multiplied, warps 4 to 7 those of this chunk before. Weights are copied two
+// chunks ahead, tables one.
 
 struct ProductMemory {
   Table tables[2];
