@@ -25,16 +25,16 @@ product(const float4* weights, const float* inverse_scale, const uint4* table, c
   tile_powers += (long long)(tile % 64) * states + n, coarse_powers += (long long)(tile / 64) * states + n;
   block_power += n;
 
-  // The factors of the scale of one state are loaded a chunk before they are needed.
+  // Warps 4 to 7 write the scales of a block of positions each, from factors that are loaded a chunk before.
   double2 of_tile = *tile_powers, of_coarse = *coarse_powers, step = *block_power;
   auto start_weights = [&](int i) {
     if (i >= count) return;
     Weights& to = shared.weights[i % 3];
     copy_async<sizeof(to.of_rows)>(to.of_rows, weights + i * (long long)(sizeof(to.of_rows) / 16));
-    if (warp >= BLOCKS) return;
+    if (warp < 4) return;
     double2 power = times(of_tile, of_coarse);
-    for (int block = 0; block < warp; block++) power = times(power, step);
-    to.scale[warp][lane] = make_float2(power.x, power.y);
+    for (int block = 4; block < warp; block++) power = times(power, step);
+    to.scale[warp - 4][lane] = make_float2(power.x, power.y);
     int next = min(i + 1, count - 1) * STATES;
     of_tile = tile_powers[next], of_coarse = coarse_powers[next], step = block_power[next];
   };
