@@ -39,8 +39,9 @@ static unsigned char* shared_memory;
 
 namespace emulator {
 constexpr int STACK = 1 << 17, PAGE = 4096;
-static ucontext_t scheduler, fibres[1024];
-static bool finished[1024];
+static ucontext_t beginnings[1024];
+static jmp_buf scheduler, fibres[1024];  // setjmp switches without a system call, unlike swapcontext
+static bool started[1024], finished[1024];
 static long progress;  // if none happens in a whole round, the threads are deadlocked
 static std::function<void()> body;
 static long long* arguments;
@@ -52,8 +53,14 @@ static const char* wrong;
 }
 
 static void pass_on() {
-  int thread = threadIdx.x;
-  swapcontext(&fibres[thread], &scheduler);
+  if (!_setjmp(fibres[threadIdx.x])) _longjmp(scheduler, 1);
+}
+static void resume(int thread) {
+  threadIdx.x = thread;
+  if (_setjmp(scheduler)) return;
+  if (started[thread]) _longjmp(fibres[thread], 1);
+  started[thread] = true;
+  setcontext(&beginnings[thread]);
 }
 struct Meeting {
   int arrived, round;
@@ -152,6 +159,9 @@ static void copy_to_shared_hinted(void* to, const void* from, int bytes, Mbarrie
 }
 static void copy_async_16(void* to, const void* from) {
   emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
+}
+static void wait_for_copies() {
+  emulator::act([](const emulator::Later& each) { return each.is_vector && each.thread == threadIdx.x; });
 }
 static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
   emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
@@ -305,17 +315,17 @@ static void fibre() {
 static void run_block(int threads, std::vector<char>& stacks) {
   forget_meetings(), later.clear();
   for (int i = 0; i < threads; i++) {
-    finished[i] = false;
-    getcontext(&fibres[i]);
-    fibres[i].uc_stack.ss_sp = stacks.data() + (long)i * STACK;
-    fibres[i].uc_stack.ss_size = STACK;
-    makecontext(&fibres[i], fibre, 0);
+    started[i] = finished[i] = false;
+    getcontext(&beginnings[i]);
+    beginnings[i].uc_stack.ss_sp = stacks.data() + (long)i * STACK;
+    beginnings[i].uc_stack.ss_size = STACK;
+    makecontext(&beginnings[i], fibre, 0);
   }
   for (int left = threads, round = 0; left; round++) {
     long before = progress;
     for (int k = 0; k < threads; k++) {
       int i = round % 2 ? k : threads - 1 - k;  // thread 0, which starts copies, runs last in every other round
-      if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
+      if (!finished[i]) resume(i), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
     if (progress == before) act([](const Later&) { return true; });

@@ -1,7 +1,8 @@
-"""The CUDA kernels of convolutions and Vandermonde products on a CPU: numbers, bounds, barriers.
+"""The CUDA kernels of convolutions on a CPU: numbers, bounds, barriers.
 
-The epilogue's kernels are in test_mixing.py. Every kernel runs on small sizes and three
-multiprocessors, so that blocks have several tiles and use a stage again.
+The epilogue's kernels are in test_mixing.py, those of Vandermonde products in
+test_emulated_vandermonde.py. Every kernel runs on small sizes and three multiprocessors, so that
+blocks have several tiles and use a stage again.
 """
 
 import sys
@@ -11,21 +12,13 @@ import pytest
 import torch
 from emulator import Kernel, compiled
 from kernels import (
-    answers,
     assert_16_bit_inputs_are_right,
     assert_twice_the_error_of_plain_pytorch,
     convolution_inputs,
 )
 from support import relative_error
 
-from dlrnn.ops import reference
-from dlrnn.ops.cuda import (
-    channel_vandermonde,
-    convolution,
-    long_convolution,
-    nvrtc,
-    vandermonde,
-)
+from dlrnn.ops.cuda import convolution, long_convolution, nvrtc
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -182,42 +175,6 @@ def derivatives(function, arguments, dy):
     first = torch.autograd.grad(y, arguments, dy, retain_graph=True)
     u, right = torch.autograd.grad(y, arguments[:2], dy, create_graph=True)
     return [y, *first, *torch.autograd.grad(u.square().sum() + right.square().sum(), arguments)]
-
-
-@pytest.mark.parametrize("size", [(3, 5, 7), (33, 40, 130), (32, 300, 1100)], ids=str)
-def test_vandermonde(size):
-    rows, states, length = size
-    W, log_lambda, dK = torch.randn(rows, states, 2), modes(states), torch.randn(rows, length)
-    have = vandermonde.vandermonde(W, log_lambda, length)
-    moments = vandermonde.adjoint(dK, log_lambda) * torch.tensor([1, -1])
-    found = have, *vandermonde.gradients(dK, W, log_lambda)
-    _, d_W, _ = assert_right(found, reference.vandermonde, W, log_lambda, dK)
-    assert relative_error(moments, d_W) < 5e-7
-
-
-@pytest.mark.parametrize("size", [(1, 3, 5, 7), (2, 2, 70, 700)], ids=str)
-def test_channel_vandermonde(size):
-    rows, channels, states, length = size
-    W, dK = torch.randn(rows, channels, states, 2), torch.randn(rows, channels, length)
-    log_lambda = modes(channels, states)
-    have = channel_vandermonde.product(W, log_lambda, length)
-    found = have, *channel_vandermonde.gradients(dK, W, log_lambda)
-    assert_right(found, reference.channel_vandermonde, W, log_lambda, dK)
-
-
-def modes(*shape):
-    """log lambda of random modes inside the unit circle."""
-    real = -torch.rand(shape, dtype=torch.float64) * torch.linspace(0, 0.7, shape[-1])
-    return torch.stack((real, 6 * torch.rand(shape, dtype=torch.float64)), -1)
-
-
-def assert_right(have, definition, W, log_lambda, dK):
-    """The product and its gradients equal those of the definition, which are returned."""
-    inputs = W.double(), log_lambda
-    exact = answers(lambda *both: definition(*both, dK.shape[-1]), inputs, dK)
-    for ours, wanted in zip(have, exact, strict=True):
-        assert relative_error(ours, wanted) < 5e-7
-    return exact
 
 
 BROKEN = """

@@ -148,6 +148,7 @@ def test_kernels_compile(compiled, run, arguments):
 
 
 PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
+PRODUCTS = [(multiply, (4096,)), (multiply_channels, (4096,))]  # Hopper has kernels of its own
 SPREAD = [  # plans of the convolutions, each for one architecture
     ((8, 0), keep_spectra, (16384, 8192, 8192)),
     ((8, 6), convolve, (8192, 8192, 0)),
@@ -162,9 +163,10 @@ SPREAD = [  # plans of the convolutions, each for one architecture
     [
         *(
             (have, *each)
-            for have in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-            for each in PORTABLE
+            for have in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)]
+            for each in PORTABLE + PRODUCTS
         ),
+        *(((9, 0), *each) for each in PORTABLE),
         *SPREAD,
     ],
     indirect=["capability"],
@@ -183,7 +185,7 @@ def test_kernels_compile_for_tf32(compiled):
     with tf32():
         multiply(4096)
         multiply_channels(4096)
-    assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 2
+    assert sum(("PRODUCTS", 1) in defines for _, defines in compiled) == 3
 
 
 def test_a_cache_folder_that_cannot_be_written_is_ignored(compiled, monkeypatch, tmp_path):

@@ -21,10 +21,10 @@ from dlrnn.ops.cuda.replay import Replayed
 Backend = Literal["fused", "torch"]
 
 FUSED = {
-    "vandermonde": "fp32 on a Hopper GPU",
-    "vandermonde_adjoint": "fp32 on a Hopper GPU",
-    "channel_vandermonde": "fp32 on a Hopper GPU",
-    "channel_adjoint": "fp32 on a Hopper GPU",
+    "vandermonde": "fp32 on a GPU of compute capability 8.0 or later",
+    "vandermonde_adjoint": "fp32 on a GPU of compute capability 8.0 or later",
+    "channel_vandermonde": "fp32 on a GPU of compute capability 8.0 or later, at most 32 rows",
+    "channel_adjoint": "fp32 on a GPU of compute capability 8.0 or later, at most 32 rows",
     "convolution": "u in fp32, bf16 or fp16 and kernels in fp32, on a GPU of compute capability 8.0"
     " or later, and 129 to 2^20 positions",
     "mix": "fp32, and under autocast u in fp32 or autocast's dtype, on a Hopper GPU, GELU or the"

@@ -36,13 +36,15 @@ channel_product(const float2* W, const double2* log_lambda, float* partial, int 
   float total[4][4] = {};
   for (int n = part * states_per_part; n < end; n += BATCH) {
     __syncthreads();
-    int state = min(n + thread, end - 1);
-    double2 log = logs[state], one = make_double2(1, 0), first = power(log, (double)TILE * tile);
-    float2 w = n + thread < end ? W[(long long)row * states + state] : make_float2(0, 0);
-    float2* to = shared.powers[thread];
-    double2 of_8 = write_eight_powers(one, power(log, 1), to), of_64 = write_eight_powers(one, of_8, to + 8);
-    double2 of_512 = write_eight_powers(one, of_64, to + 16);
-    write_eight_powers(times(first, make_double2(w.x, w.y)), of_512, to + 24);
+    if (n + thread / GROUP * GROUP < end) {  // float64 is slow on many GPUs
+      int state = min(n + thread, end - 1);
+      double2 log = logs[state], one = make_double2(1, 0), first = tile ? power(log, (double)TILE * tile) : one;
+      float2 w = n + thread < end ? W[(long long)row * states + state] : make_float2(0, 0);
+      float2* to = shared.powers[thread];
+      double2 of_8 = write_eight_powers(one, power(log, 1), to), of_64 = write_eight_powers(one, of_8, to + 8);
+      double2 of_512 = write_eight_powers(one, of_64, to + 16);
+      write_eight_powers(times(first, make_double2(w.x, w.y)), of_512, to + 24);
+    }
     for (int group = 0; group < BATCH && n + group < end; group += GROUP) {
       __syncthreads();
       for (int i = thread; i < GROUP * 128; i += 256) {
@@ -86,7 +88,7 @@ channel_product(const float2* W, const double2* log_lambda, float* partial, int 
 
 __device__ inline void consumers_sync() { named_barrier(1, CONSUMERS); }
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
+extern "C" __global__ void __launch_bounds__(MOMENTS_THREADS, 1)
 channel_moments(const char* values, const float* inverse_scale, const double2* log_lambda, const float2* W,
                 float2* result, double2* d_log_lambda, int rows, int channels, int states,
                 int pieces, int steps, int shift, int with_derivative) {
@@ -94,24 +96,22 @@ channel_moments(const char* values, const float* inverse_scale, const double2* l
   int tiles = (states + 127) / 128, channel = blockIdx.x / tiles, tile = blockIdx.x % tiles * 128;
   int thread = threadIdx.x, local = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
   const double2* logs = log_lambda + (long long)channel * states;
-  moments_init(memory);
-  if (thread >= CONSUMERS) {
-    moments_produce(values + (long long)channel * steps * sizeof(MomentsStage), steps, memory);
-    return;
-  }
+  double2 first = logs[min(tile + local, states - 1)], second = logs[min(tile + local + 8, states - 1)];
+  values += (long long)channel * steps * sizeof(MomentsStage);
   float re[32], im[32];
-  moments_consume(logs[min(tile + local, states - 1)], logs[min(tile + local + 8, states - 1)], steps,
-                  memory, re, im);
+  if (!moments_of_tile(values, first, second, steps, memory, re, im)) return;
   float2(*moment)[128] = (float2(*)[128])memory, (*of_piece)[128] = moment + 64;
   consumers_sync();  // all consumers have read the stages, whose memory is reused
 #pragma unroll
   for (int j = 0; j < 32; j++)
     moment[j / 4 * 8 + 2 * t + j % 2][local + 8 * (j / 2 % 2)] = make_float2(re[j], im[j]);
   int n = tile + thread % 128, half = (pieces + 1) / 2, piece = thread / 128 * half;
-  double2 log = logs[min(n, states - 1)], step = power(log, 64.0 * steps);
-  double2 z = piece ? power(log, 64.0 * steps * piece) : make_double2(1, 0);
-  for (int p = piece; p < min(pieces, piece + half); p++, z = times(z, step))
-    of_piece[p][thread % 128] = make_float2(z.x, z.y);
+  if (n < states && piece < pieces) {
+    double2 step = power(logs[n], 64.0 * steps);
+    double2 z = piece ? power(logs[n], 64.0 * steps * piece) : make_double2(1, 0);
+    for (int p = piece; p < min(pieces, piece + half); p++, z = times(z, step))
+      of_piece[p][thread % 128] = make_float2(z.x, z.y);
+  }
   consumers_sync();
   if (thread >= 128 || n >= states) return;
   double2 d_log = make_double2(0, 0);

@@ -13,10 +13,12 @@ from dlrnn.ops.cuda.vandermonde import ROWS, STEP, WIDTH
 
 BATCH, TILE = 256, 4096  # the product: states at a time, positions of a block
 PRODUCT_BYTES = BATCH * 33 * 8 + 4 * 32 * 64 * 4  # shared memory
+ROW_BYTES = 8 * WIDTH  # shared memory for the moments of a row, and for the powers of a piece
+PIECES = {vandermonde.HOPPER: ROWS, vandermonde.PORTABLE: ROWS // 2}  # of a row, at most
 
 
 def supports(values: Tensor, log_lambda: Tensor) -> bool:
-    """fp32 values on a Hopper GPU, and few rows for each channel."""
+    """fp32 values on a GPU of compute capability 8.0 or later, few rows for each channel."""
     return vandermonde.supports(values, log_lambda) and values.shape[0] <= ROWS // 2
 
 
@@ -51,15 +53,18 @@ def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Te
     (count, channels, length), states, device = v.shape, log_lambda.shape[1], v.device
     with_derivative, rows = int(W is not None), count * channels
     steps = ceil_div(length, STEP)
-    share = ceil_div(steps, ROWS // ((1 + with_derivative) * count))  # the pieces fill a tile
+    kernels = vandermonde.kernels_for(device)
+    most = min(ROWS // ((1 + with_derivative) * count), PIECES[kernels])
+    share = ceil_div(steps, most)  # the pieces fill a tile
     pieces = ceil_div(steps, share)
     values, inverse_scale, shift = vandermonde.moments_operand(
         v.reshape(rows, length), channels, pieces, share, with_derivative
     )
     result, d_log_lambda = vandermonde.moments_results(v, log_lambda, W)
-    _kernel("channel_moments", vandermonde.MOMENTS_BYTES, device)(
-        *(channels * ceil_div(states, WIDTH), 384, values, inverse_scale, aligned(log_lambda)),
-        *(v if W is None else W, result, d_log_lambda),
+    shared_bytes = max(kernels.moments_bytes, (ROWS + PIECES[kernels]) * ROW_BYTES)
+    _kernel("channel_moments", shared_bytes, device)(
+        *(channels * ceil_div(states, WIDTH), kernels.threads, values, inverse_scale),
+        *(aligned(log_lambda), v if W is None else W, result, d_log_lambda),
         *(count, channels, states, pieces, share, shift, with_derivative),
     )
     return result, d_log_lambda

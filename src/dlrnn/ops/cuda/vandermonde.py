@@ -1,12 +1,16 @@
-"""The Vandermonde product, its adjoint and its gradients on tensor cores (vandermonde.cu).
+"""The Vandermonde product, its adjoint and its gradients on tensor cores.
 
 They have the meaning of the functions of `ops.vandermonde`, for |lambda| <= 1: larger powers become
 infinite. No result is added atomically: a sum over several blocks is the sum of partial results.
 Products have the precision of fp32, or of tf32 if PyTorch was told so
 (`torch.set_float32_matmul_precision("high")`).
+
+Hopper GPUs have kernels of their own, all others of compute capability 8.0 or later the portable
+ones. Both read the same tables and share what runs before and after the products.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,14 +24,42 @@ STEP, ROWS, WIDTH = 64, 64, 128  # the moments: positions of a step; rows and st
 STEPS, PIECES = 512, 64  # at most: steps that are added in fp32, parts of a sum
 COARSE = 64  # tiles between two entries of the coarse table of powers
 SEGMENT = 16384  # entries of a row of which one block finds the largest
-PRODUCT_BYTES = 4 * (32768 + 8192 + 1024) + 64  # shared memory: four stages, two mbarriers each
-MOMENTS_BYTES = 8 * 16384 + 128
+TABLE, WEIGHTS, MOMENTS_STAGE = 32768, 8192 + 1024, 16384  # bytes
 BYTES_A_STEP = 2.5e6  # of device memory, while a block multiplies for one chunk or step
 
 
+class Kernels(NamedTuple):
+    """The kernels for some GPUs: files, threads of a block, and bytes of its shared memory."""
+
+    headers: tuple[str, ...]
+    product: str
+    threads: int
+    product_bytes: int
+    moments_bytes: int
+
+
+HEADERS = "device.cuh", "wgmma.cuh", "moments.cuh", "vandermonde.cuh"
+HOPPER = Kernels(
+    (*HEADERS, "moments_hopper.cuh"),
+    *("vandermonde_hopper.cu", 384),
+    *(4 * (TABLE + WEIGHTS) + 64, 8 * MOMENTS_STAGE + 128),  # two mbarriers for each stage
+)
+PORTABLE = Kernels(
+    (*HEADERS, "mma.cuh", "moments_portable.cuh"),
+    *("vandermonde_portable.cu", 256),
+    *(2 * TABLE + 3 * WEIGHTS, 4 * MOMENTS_STAGE),
+)
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Those for this GPU."""
+    return HOPPER if nvrtc.capability(device) == (9, 0) else PORTABLE
+
+
 def supports(values: Tensor, log_lambda: Tensor) -> bool:
-    """fp32 values on a Hopper GPU, which alone has these instructions."""
-    return values.dtype == torch.float32 and nvrtc.runs_on(values) and log_lambda.numel() > 0
+    """fp32 values on a GPU of compute capability 8.0 or later."""
+    fits = values.dtype == torch.float32 and log_lambda.numel() > 0
+    return fits and nvrtc.runs_on(values, portable=True)
 
 
 def vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
@@ -50,8 +82,17 @@ def vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
         chunks, multiprocessors(device), lambda parts: blocks * parts, 8 * rows * length
     )
     partial = W.new_empty(parts, ceil_div(rows * length, 4) * 4)
-    kernel("vandermonde.cu", "product", PRODUCT_BYTES, device, products())(
-        *(blocks * parts, 384, weights, inverse_scale, table, *block_tile_coarse, partial),
+    kernels = kernels_for(device)
+    kernel(kernels.product, "product", kernels.product_bytes, device, products())(
+        *(
+            blocks * parts,
+            kernels.threads,
+            weights,
+            inverse_scale,
+            table,
+            *block_tile_coarse,
+            partial,
+        ),
         *(rows, row_tiles, tiles, length, states, share),
     )
     return add_parts(partial)[: rows * length].view(rows, length)
@@ -80,8 +121,9 @@ def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Te
     share, pieces = split_sum(steps, multiprocessors(device), blocks, bytes_a_part, STEPS)
     values, inverse_scale, shift = moments_operand(v, 1, pieces, share, with_derivative)
     partial = v.new_empty(height * pieces, states, 2)
-    kernel("vandermonde.cu", "moments", MOMENTS_BYTES, device, products())(
-        *(ceil_div(states, WIDTH) * values.shape[0], 384, values, log_lambda, partial),
+    kernels, tiles = kernels_for(device), ceil_div(states, WIDTH) * values.shape[0]
+    kernel("vandermonde_moments.cu", "moments", kernels.moments_bytes, device, products())(
+        *(tiles, kernels.threads, values, log_lambda, partial),
         *(height * pieces, states, share),
     )
     result, d_log_lambda = moments_results(v, log_lambda, W)
@@ -159,13 +201,18 @@ def products() -> int:
 
 
 def _auxiliary(name: str, device: torch.device) -> nvrtc.Kernel:
-    return kernel("vandermonde_prologue_epilogue.cu", name, 0, device, 3)
+    return _load((*HEADERS, "vandermonde_prologue_epilogue.cu"), name, 0, device, 3)
 
 
 def kernel(
     file: str, name: str, shared_bytes: int, device: torch.device, products: int
 ) -> nvrtc.Kernel:
-    """A kernel of one of the files that include moments.cuh."""
-    files = "device.cuh", "wgmma.cuh", "moments.cuh", file
+    """A kernel of one of the files that follow the headers."""
+    return _load((*kernels_for(device).headers, file), name, shared_bytes, device, products)
+
+
+def _load(
+    files: tuple[str, ...], name: str, shared_bytes: int, device: torch.device, products: int
+) -> nvrtc.Kernel:
     defines = ("STORAGE_BITS", 32), ("PRODUCTS", products)
     return nvrtc.load(files, name, defines, shared_bytes, device.index)

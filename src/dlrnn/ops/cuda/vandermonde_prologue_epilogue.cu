@@ -1,8 +1,6 @@
-// Kernels before and after the tensor-core kernels of vandermonde.cu. Prologue: tables of powers; W and v scaled, split
-// into fp16 parts and arranged as wgmma reads them. Epilogue: sums of partial products, and of the moments of pieces.
+// Kernels before and after those on tensor cores. Prologue: tables of powers; W and v scaled, split into fp16 parts and
+// arranged as tensor cores read them. Epilogue: sums of partial products, and of the moments of pieces.
 
-#define STATES 32
-#define HEIGHT 32
 #define ROWS 64
 #define PREPARE 512   // threads
 #define SEGMENT 16384  // entries of a row of which one block finds the largest
@@ -32,15 +30,18 @@ __device__ void make_tables(const double2* log_lambda, uint4* table, double2* bl
   __shared__ double2 units[STATES][17], sixteens[STATES][9];
   int state = threadIdx.x % STATES, n = chunk * STATES + state;
   double2 log = log_lambda[min(n, given_states - 1)];
-  for (int i = threadIdx.x / STATES; i < 25 + tile_count + coarse_count; i += PREPARE / STATES) {
-    int j = i - 16, tile = i - 25, coarse = tile - tile_count;
-    double k = j < 0 ? i : tile < 0 ? 16 * j : coarse < 0 ? 512.0 * tile : 32768.0 * coarse;
-    double2 x = power(log, k);
-    if (j < 0) units[state][i] = make_double2(UNIT * x.x, UNIT * x.y);
-    else if (j < 8) sixteens[state][j] = x;
-    else if (tile < 0) block_power[n] = x;
-    else if (coarse < 0) tile_powers[(long long)tile * states + n] = x;
-    else coarse_powers[(long long)coarse * states + n] = x;
+  if (threadIdx.x < STATES) {
+    double2 one = power(log, 1), x = make_double2(1, 0), sixteen;
+    for (int j = 0; j < 16; j++, x = times(x, one)) units[state][j] = make_double2(UNIT * x.x, UNIT * x.y);
+    sixteen = x, x = make_double2(1, 0);
+    for (int j = 0; j < 8; j++, x = times(x, sixteen)) sixteens[state][j] = x;
+    block_power[n] = x;
+  } else {
+    for (int i = threadIdx.x / STATES - 1; i < tile_count + coarse_count; i += PREPARE / STATES - 1) {
+      int coarse = i - tile_count;
+      if (coarse < 0) tile_powers[(long long)i * states + n] = power(log, 512.0 * i);
+      else coarse_powers[(long long)coarse * states + n] = power(log, 32768.0 * coarse);
+    }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < 8 * 128; i += PREPARE) {
