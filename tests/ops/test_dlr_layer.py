@@ -3,10 +3,12 @@
 import pytest
 import torch
 from support import DEVICE, relative_error, run_python
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dlrnn import DLR, ops
+from dlrnn.ops.cuda import convolution, nvrtc, output_stage, vandermonde
 from dlrnn.ops.cuda.replay import ATTEMPTS, Replayed
-from dlrnn.ops.dlr_layer import composition, layer_backward_op, layer_op
+from dlrnn.ops.dlr_layer import composition, layer_backward_op, layer_op, longest
 
 SIZES = [(2, 150, 16, 5, 150, False), (1, 260, 32, 33, 100, True)]  # B, L, H, N, entries, two-sided
 
@@ -56,6 +58,20 @@ def test_custom_ops_are_sound(emulated, dtype):
     log_lambda_re, _, W, D, weight, _ = (x.detach() for x in parameters)
     given = dout.to(dtype), *kept, log_lambda_re, W, D, weight, "gelu", torch.float32
     torch.library.opcheck(torch.ops.dlrnn.dlr_layer_backward.default, given)
+
+
+@pytest.mark.parametrize(
+    ("device", "missing"),  # a device of its own for each, because the answer is kept
+    [(100, None), (101, convolution), (102, output_stage), (103, vandermonde)],
+)
+def test_the_longest_sequence_depends_on_all_three_families(device, missing, monkeypatch):
+    monkeypatch.setattr(nvrtc, "capability", lambda _: (9, 0))
+    monkeypatch.setattr(nvrtc, "available", lambda: True)
+    monkeypatch.setattr(nvrtc, "shared_memory_bytes", lambda _: nvrtc.SHARED_MEMORY[9, 0])
+    if missing is not None:
+        monkeypatch.setattr(missing, "supports", lambda *_: False)
+    with FakeTensorMode():
+        assert longest(device) == (16384 if missing is None else 0)
 
 
 @pytest.mark.gpu

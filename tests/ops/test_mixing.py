@@ -1,5 +1,6 @@
 """`ops.mix` equals its composition; its kernels, emulated on a CPU and on a GPU."""
 
+import ctypes
 import sys
 from functools import partial
 
@@ -11,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from dlrnn import ops
+from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda import output_stage as kernels
+from dlrnn.ops.cuda import output_stage_plans as plans
 
 convolution, mixing = (sys.modules[f"dlrnn.ops.{name}"] for name in ("convolution", "mixing"))
 
@@ -189,21 +192,36 @@ def test_a_kernel_longer_than_the_input_is_refused():
         ops.mix(u, right, left, weight, bias)
 
 
+HOPPER, PORTABLE = (9, 0), (8, 0)
+
+
+@pytest.fixture
+def gpu(request, monkeypatch):
+    """The compute capability of an emulated GPU."""
+    monkeypatch.setattr(nvrtc, "capability", lambda _: request.param)
+
+
 @pytest.mark.usefixtures("emulated")
 class TestEmulated:
     @pytest.mark.parametrize(
-        ("batch", "length", "channels", "columns", "activation", "in_rows"),
+        ("gpu", "batch", "length", "channels", "columns", "activation", "in_rows"),
         [
-            (1, 1, 16, 16, "gelu", True),
-            (2, 129, 48, 48, "gelu", False),
-            (3, 65, 32, 16, "gelu", True),
-            (2, 70, 16, 32, "identity", True),
-            (4, 70, 128, 128, "gelu", True),
-            (5, 65, 80, 32, "gelu", False),
-            (1, 5, 16, 144, "gelu", True),
-            (1, 5, 144, 16, "gelu", False),
+            (HOPPER, 1, 1, 16, 16, "gelu", True),
+            (HOPPER, 2, 129, 48, 48, "gelu", False),
+            (HOPPER, 3, 65, 32, 16, "gelu", True),
+            (HOPPER, 2, 70, 16, 32, "identity", True),
+            (HOPPER, 4, 70, 128, 128, "gelu", True),
+            (HOPPER, 5, 65, 80, 32, "gelu", False),
+            (HOPPER, 1, 5, 16, 272, "gelu", True),
+            (HOPPER, 1, 5, 272, 16, "gelu", False),
+            (PORTABLE, 2, 129, 16, 16, "gelu", False),
+            (PORTABLE, 5, 70, 32, 80, "identity", True),
+            (PORTABLE, 1, 70, 16, 256, "gelu", True),
+            (PORTABLE, 1, 5, 256, 32, "gelu", False),
         ],
+        indirect=["gpu"],
     )
+    @pytest.mark.usefixtures("gpu")
     def test_values(self, batch, length, channels, columns, activation, in_rows):
         torch.manual_seed(0)
         size = 10.0 ** torch.linspace(-4, 4, length)[None, :, None]  # a scale for each position
@@ -226,22 +244,29 @@ class TestEmulated:
             assert have.shape == exactly.shape
             assert relative_error(have, exactly) < 4e-7
 
-    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize(
-        ("batch", "length", "channels", "columns", "activation", "in_rows"),
+        ("gpu", "half", "batch", "length", "channels", "columns", "activation", "in_rows"),
         [
-            (1, 1, 16, 16, "gelu", True),
-            (2, 129, 48, 48, "gelu", False),
-            (3, 65, 32, 16, "gelu", True),
-            (2, 70, 16, 32, "identity", True),
-            (9, 70, 128, 128, "gelu", True),
-            (5, 65, 80, 32, "gelu", False),
-            (1, 5, 16, 144, "gelu", True),
-            (1, 5, 144, 16, "gelu", False),
-            (2, 77, 144, 272, "gelu", True),
+            *(
+                (HOPPER, half, *size)
+                for half in (torch.bfloat16, torch.float16)
+                for size in [
+                    (1, 1, 16, 16, "gelu", True),
+                    (2, 129, 48, 48, "gelu", False),
+                    (3, 65, 32, 16, "gelu", True),
+                    (2, 70, 16, 32, "identity", True),
+                    (9, 70, 128, 128, "gelu", True),
+                    (5, 65, 80, 32, "gelu", False),
+                    (2, 77, 144, 272, "gelu", True),
+                ]
+            ),
+            (PORTABLE, torch.bfloat16, 9, 70, 128, 128, "gelu", True),
+            (PORTABLE, torch.float16, 3, 65, 48, 80, "gelu", False),
         ],
+        indirect=["gpu"],
     )
-    def test_16_bit_values(self, batch, length, channels, columns, activation, in_rows, half):
+    @pytest.mark.usefixtures("gpu")
+    def test_16_bit_values(self, half, batch, length, channels, columns, activation, in_rows):
         y = torch.randn(batch, length, channels).to(half)
         dout = torch.randn(batch, length, columns).to(half)
         weight, bias = torch.randn(columns, channels) / channels**0.5, torch.randn(columns)
@@ -265,6 +290,8 @@ class TestEmulated:
             assert relative_error(mine, want) <= 2 * relative_error(other, want)
         assert relative_error(of_weights[1], dout.double().sum((0, 1))) < 1e-6
 
+    @pytest.mark.parametrize("gpu", [HOPPER, PORTABLE], indirect=True)
+    @pytest.mark.usefixtures("gpu")
     def test_16_bit_nan_reaches_what_depends_on_it(self):
         y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
         y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
@@ -305,6 +332,8 @@ class TestEmulated:
         narrow = [inputs[0].detach().bfloat16().requires_grad_(), *inputs[1:]]
         assert torch.equal(of_ops(*narrow, "gelu"), out), "u is cast once"
 
+    @pytest.mark.parametrize("gpu", [HOPPER, PORTABLE], indirect=True)
+    @pytest.mark.usefixtures("gpu")
     def test_nan_stays_in_its_position(self):
         y, weight, bias = torch.randn(1, 70, 16), torch.randn(16, 16), torch.randn(16)
         y[0, 3, 5], y[0, 66, 2] = float("nan"), float("inf")
@@ -323,12 +352,30 @@ class TestEmulated:
 @pytest.mark.parametrize("columns", range(16, 129, 16))
 def test_plans_fit_in_shared_memory(channels, columns, dtype):
     for in_rows in (False, True):
-        part = kernels.Part(channels, columns, channels, columns, in_rows, True, False, dtype)
-        for plan in (kernels.forward_plan(part), kernels.backward_plan(part)):
-            teams = part.tiles_at_a_time if plan.gradients else plan.groups * 64 // plan.positions
-            assert plan.bytes <= kernels.SHARED_BYTES
-            assert plan.stages >= 2
-            assert plan.stages % teams == plan.gradients % teams == 0
+        part = plans.Part(channels, columns, channels, columns, in_rows, True, False, dtype)
+        for plan_of in (plans.forward_plan, plans.backward_plan):
+            plan, portable = plan_of(part, HOPPER), plan_of(part, PORTABLE)
+            stages = plan.constants["STAGES"]
+            assert plan.bytes <= nvrtc.SHARED_MEMORY[HOPPER]
+            assert stages >= 2
+            assert stages % plan.teams == plan.constants.get("GRADIENTS", 0) % plan.teams == 0
+            assert portable.bytes <= nvrtc.LEAST_SHARED_MEMORY
+            assert portable.threads % 32 == 0
+
+
+def test_parts_that_do_not_add_share_a_launch(monkeypatch):
+    names = []
+
+    def load(_, name, *rest):
+        names.append(name)
+        return nvrtc.Kernel(ctypes.c_void_p(), 0, 0)
+
+    monkeypatch.setattr(nvrtc, "load", load)
+    monkeypatch.setattr(nvrtc.Kernel, "__call__", lambda *_: None)
+    y, weight = torch.zeros(1, 256, 8), torch.zeros(256, 256)
+    out = kernels.forward(y, 8, weight, weight[0], "gelu", in_rows=True)
+    kernels.backward(out, y, weight, "gelu", in_rows=True)
+    assert names == ["forward"] * 2 + ["backward", "sum_partials"] * 2
 
 
 @pytest.mark.gpu

@@ -147,8 +147,13 @@ def test_kernels_compile(compiled, run, arguments):
     assert compiled
 
 
-PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
-PRODUCTS = [(multiply, (4096,)), (multiply_channels, (4096,))]  # Hopper has kernels of its own
+STEPS = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
+NOT_HOPPER = [  # which has kernels of its own for these
+    (multiply, (4096,)),
+    (multiply_channels, (4096,)),
+    (mix, (128, 144, "gelu", True)),
+    (mix, (48, 128, "gelu", False, torch.bfloat16)),
+]
 SPREAD = [  # plans of the convolutions, each for one architecture
     ((8, 0), keep_spectra, (16384, 8192, 8192)),
     ((8, 6), convolve, (8192, 8192, 0)),
@@ -164,9 +169,9 @@ SPREAD = [  # plans of the convolutions, each for one architecture
         *(
             (have, *each)
             for have in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)]
-            for each in PORTABLE + PRODUCTS
+            for each in STEPS + NOT_HOPPER
         ),
-        *(((9, 0), *each) for each in PORTABLE),
+        *(((9, 0), *each) for each in STEPS),
         *SPREAD,
     ],
     indirect=["capability"],

@@ -1,4 +1,4 @@
-"""The whole DLR layer as one op, on a Hopper GPU.
+"""The whole DLR layer as one op, on a GPU that has all its kernels.
 
     K = Re(W P),  P_nk = lambda_n^k,  lambda = exp(-log_lambda_re^2 + i log_lambda_im)
     out = linear(activation(conv(K, u) + D u))
@@ -8,6 +8,7 @@ one node of autograd's graph: six ops with their nodes would take several times 
 `composition` defines the result.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from dlrnn.ops.mixing import FUSED_ACTIVATIONS, FUSED_CHANNELS, FUSED_COLUMNS, m
 from dlrnn.ops.pairs import DLRExponents
 from dlrnn.ops.vandermonde import vandermonde
 
-LEAST, MOST = 2**SHORTEST // 2 + 1, 2**row_kernels.LONGEST  # positions
+LEAST = 2**SHORTEST // 2 + 1  # positions
 THREADS = 128  # of a block of dlr_layer.cu
 
 
@@ -61,9 +62,34 @@ def takes_dlr_layer(
         and not (records_choices() or in_transform())
         and prefers_fused()
         and u.numel() > 0
-        and nvrtc.is_hopper(u.device.index)
-        and LEAST <= u.shape[1] <= MOST
+        and LEAST <= u.shape[1] <= longest(u.device.index)
     )
+
+
+def longest(device: int) -> int:
+    """The most positions that all kernels take on this CUDA device, or 0; a compiler may call it.
+
+    The convolution's kernels may have as many entries.
+    """
+    return _longest(device)
+
+
+# What torch.compiler.assume_constant_result does; that function would import the compiler (1 s).
+longest._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _longest(device: int) -> int:
+    one = torch.empty(1, 1, 1, device=torch.device("cuda", device))
+    if not (kernels.supports(one, one) and output_stage.supports(one)):
+        return 0
+    lengths = (2**k for k in range(row_kernels.LONGEST, SHORTEST - 1, -1))
+    return next((n for n in lengths if _convolves(one, n)), 0)
+
+
+def _convolves(one: Tensor, length: int) -> bool:
+    both_kernels = one.view(1, 1).expand(1, length)
+    return row_kernels.supports(one.expand(1, length, 1), both_kernels, both_kernels)
 
 
 def dlr_layer(

@@ -210,15 +210,6 @@ def architecture(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def is_hopper(device: int) -> bool:
-    """Whether the CUDA device is a Hopper GPU and NVRTC is available; a compiler may call it."""
-    return capability(torch.device("cuda", device)) == (9, 0) and available()
-
-
-# What torch.compiler.assume_constant_result does; that function would import the compiler (1 s).
-is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def aligned(x: Tensor) -> Tensor:
     """x, contiguous and aligned to 16 bytes."""
     x = x.contiguous()
