@@ -270,6 +270,19 @@ static void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   }
   __syncwarp();
 }
+template <bool TRANSPOSED> void load_matrices(unsigned (&r)[4], const void* row) {
+  static const unsigned short* rows[1024];
+  if ((uintptr_t)row & 15) emulator::fail("a row of a matrix is not aligned to 16 bytes");
+  rows[threadIdx.x] = (const unsigned short*)row;
+  __syncwarp();
+  int warp = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int i = 0; i < 8; i++) {
+    int across = 2 * t + i % 2;
+    const unsigned short** of = rows + warp + i / 2 * 8;
+    ((unsigned short*)r)[i] = TRANSPOSED ? of[across][g] : of[g][across];
+  }
+  __syncwarp();
+}
 
 // ------------------------------------------------------------------------- launch
 

@@ -147,7 +147,12 @@ def test_kernels_compile(compiled, run, arguments):
     assert compiled
 
 
-PORTABLE = [(step, (512, False, torch.float32)), (step, (33, True, torch.float64))]
+PORTABLE = [
+    (step, (512, False, torch.float32)),
+    (step, (33, True, torch.float64)),
+    (mix, (128, 144, "gelu", True)),
+    (mix, (48, 128, "gelu", False, torch.bfloat16)),
+]
 NEWER = [(convolve, (16384, 16384, 0)), (convolve, (65536, 32768, 32768, torch.float16))]
 
 

@@ -27,9 +27,9 @@ FUSED = {
     "channel_adjoint": "fp32 on a Hopper GPU",
     "convolution": "u in fp32, bf16 or fp16 and kernels in fp32, on a GPU of compute capability 9.0"
     " or later, and 129 to 2^20 positions",
-    "mix": "fp32, and under autocast u in fp32 or autocast's dtype, on a Hopper GPU, GELU or the"
-    " identity, a bias, at most 256 input and 512 output channels in multiples of 16, and kernels"
-    " of more than 4 entries",
+    "mix": "fp32, and under autocast u in fp32 or autocast's dtype, on a GPU of compute capability"
+    " 8.0 or later, GELU or the identity, a bias, at most 256 input and 512 output channels in"
+    " multiples of 16, and kernels of more than 4 entries",
     "layer_norm": "fp32 on a GPU, at most 1024 channels, no torch.func",
     "thin_linear": "fp32 on a GPU, no autocast, at most 16 numbers on one side, a bias, and no"
     " torch.func",

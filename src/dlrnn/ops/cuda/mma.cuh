@@ -15,3 +15,15 @@ __device__ inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// Four matrices of 8 x 8 numbers of 16 bits from shared memory: lane i has the address of row i % 8 of matrix i / 8.
+// A thread gets of each matrix row g at columns 2 t and 2 t + 1; TRANSPOSED, column g at rows 2 t and 2 t + 1.
+template <bool TRANSPOSED>
+__device__ inline void load_matrices(unsigned (&r)[4], const void* row) {
+  if constexpr (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}

@@ -1,7 +1,8 @@
-// The output stage, out = act(y) weight^T + bias: what the forward and the backward kernel share.
+// The output stage, out = act(y) weight^T + bias: what all its kernels share.
 //
 // CHANNELS of y and COLUMNS of out are multiples of 16 up to 128. They may be a part of ALL_CHANNELS and ALL_COLUMNS;
-// with ACCUMULATE the kernel adds to the result of other parts. y is channel-major [B, H, pitch] (CHANNEL_MAJOR) or
+// with ACCUMULATE the kernel adds to the result of other parts; a launch may serve several parts, one for each
+// blockIdx.y. y is channel-major [B, H, pitch] (CHANNEL_MAJOR) or
 // [B, L, H]; out is [B, L, columns]. One block runs on each multiprocessor and processes tile after tile of POSITIONS.
 //
 // y, out and their gradients are stored in fp32, bf16 or fp16 (Storage), weight and bias and their gradients in fp32.
@@ -11,13 +12,6 @@
 
 constexpr bool NARROW = STORAGE_BITS == 16;
 constexpr int PARTS = NARROW ? 1 : 2;  // of an operand: high and low
-
-#if CHANNEL_MAJOR
-#define PITCH (POSITIONS + 256 / STORAGE_BITS)  // 32 bytes of padding keep a tile's rows in different banks
-#define STAGE (CHANNELS * PITCH)                // numbers
-#else
-#define STAGE (POSITIONS * CHANNELS)
-#endif
 
 // How many numbers of y a sequence has.
 __device__ inline long long sequence_size(int length, int y_pitch) {
@@ -39,6 +33,15 @@ __device__ inline float warp_max(float x, int lanes) {
 #pragma unroll
   for (int far = 1; far < 32; far *= 2)
     if (lanes & far) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, far));
+  return x;
+}
+
+// The largest x of a block, which has so many warps; `scratch` has a number for each.
+__device__ inline float block_max(float x, float* scratch, int warps) {
+  x = warp_max(x, 31);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  for (int i = 0; i < warps; i++) x = fmaxf(x, scratch[i]);
   return x;
 }
 
@@ -91,92 +94,14 @@ __device__ inline float activate_with_derivative(float& x) {
 // Returns lane 0's x, which tells the compiler that the value is the same in the whole warp.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-// The weight as an operand in shared memory: in each round a thread has sixteen numbers of a column. All are read
-// before any is used; they are scaled and stored when the largest is known. ADJACENT threads have different columns.
-template <int THREADS, int WIDTH, int STEPS, int ADJACENT>
-struct Weights {
-  static constexpr int ROUNDS = (WIDTH * STEPS + THREADS - 1) / THREADS;
-  float w[ROUNDS][16];
-
-  __device__ inline int column(int round) {
-    int i = threadIdx.x + round * THREADS;
-    return i / ADJACENT / STEPS * ADJACENT + i % ADJACENT;
+// Writes to `to`, or adds to it with ACCUMULATE.
+template <int COUNT>
+__device__ inline void add_or_store(Storage* to, float (&x)[COUNT]) {
+  if (ACCUMULATE) {
+    float before[COUNT];
+    load_vector(before, to);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] += before[i];
   }
-  __device__ inline int step(int round) { return (threadIdx.x + round * THREADS) / ADJACENT % STEPS; }
-
-  // read(n, q, w) loads the numbers from 16 q on of column n.
-  template <class Read>
-  __device__ inline void load(Read read) {
-#pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
-#pragma unroll
-      for (int i = 0; i < 16; i++) w[round][i] = 0;
-      if (column(round) < WIDTH) read(column(round), step(round), w[round]);
-    }
-  }
-  __device__ inline float largest(float* scratch) {
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < ROUNDS * 16; i++) largest = fmaxf(largest, fabsf(w[i / 16][i % 16]));
-    largest = warp_max(largest, 31);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) largest = fmaxf(largest, scratch[i]);
-    return largest;
-  }
-  __device__ inline void place(float scale, uint4 (&to)[PARTS][STEPS][2][WIDTH]) {
-#pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
-      int n = column(round), q = step(round);
-#pragma unroll
-      for (int far = 0; far < 2; far++) {
-        unsigned high[4], low[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const float* x = w[round] + 8 * far + 2 * i;
-          split_operand(x[0] * scale, x[1] * scale, high[i], low[i]);
-        }
-        if (n >= WIDTH) continue;
-        to[0][q][far][n] = make_uint4(high[0], high[1], high[2], high[3]);
-        if constexpr (!NARROW) to[PARTS - 1][q][far][n] = make_uint4(low[0], low[1], low[2], low[3]);
-      }
-    }
-    fence_async_proxy();  // wgmma reads through the async proxy
-  }
-};
-
-// Four producer warps start the copies of a tile of y into a stage. If y is channel-major its rows in a tile are short:
-// each thread copies vectors with cp.async, and arrives at the mbarrier when they are complete; else bulk copies are
-// used. All threads arrive, also those that copy nothing, so that none can be one phase behind a barrier it waits for.
-#define PRODUCERS 128  // threads
-__device__ inline void copy_tile(Storage* stage, const Storage* y, int tile, int length, int y_pitch,
-                                 Mbarrier* loaded) {
-  int tiles_each = (length + POSITIONS - 1) / POSITIONS, k = tile % tiles_each * POSITIONS;
-  y += tile / tiles_each * sequence_size(length, y_pitch);
-  int thread = threadIdx.x % PRODUCERS;
-#if CHANNEL_MAJOR
-  const int vector = 128 / STORAGE_BITS, across = POSITIONS / vector, step = PRODUCERS / across;
-  int p = vector * (thread % across), channel = thread / across;
-  const Storage* from = y + (long long)channel * y_pitch + k + p;
-  Storage* to = stage + channel * PITCH + p;
-  if (k + p < y_pitch)
-#pragma unroll 2
-    for (; channel < CHANNELS; channel += step) {
-      copy_async_16(to, from);
-      from += (long long)step * y_pitch, to += step * PITCH;
-    }
-  mbarrier_arrive_after_copies(loaded);
-#else
-  int count = min(POSITIONS, length - k);
-  const Storage* from = y + (long long)k * ALL_CHANNELS;
-  const int bytes = CHANNELS * sizeof(Storage);  // of a position
-  if (thread == 0) mbarrier_expect_bytes(loaded, bytes * count);
-  else mbarrier_arrive(loaded);
-  if (ALL_CHANNELS > CHANNELS) {
-    for (int p = thread; p < count; p += PRODUCERS)
-      copy_to_shared(stage + p * CHANNELS, from + (long long)p * ALL_CHANNELS, bytes, loaded);
-  } else if (thread == 0) {
-    copy_to_shared(stage, from, bytes * count, loaded);
-  }
-#endif
+  store_vector(to, x);
 }

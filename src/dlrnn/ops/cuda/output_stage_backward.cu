@@ -5,7 +5,8 @@
 // weight^T with dout^T, whose columns are positions; then act(y)^T, whose register layout is that of the first
 // result, with the same dout, summed over positions. With more than 64 channels the two groups share a tile and have 64
 // channels each; else each has its own tile. The sum of a tile is added to a total in fp32; the totals of a block are a
-// row of `partial`. With 16-bit storage dout is not split, and the tensor cores add up the tiles. mbarriers: full and empty for each stage of y, gradient_full and gradient_empty for dout.
+// row of `partial`. With 16-bit storage dout is not split, and the tensor cores add up the tiles. mbarriers: full and
+// empty for each stage of y, gradient_full and gradient_empty for dout. blockIdx.y is the part of the channels.
 
 #define GROUPS_PER_TILE (CHANNELS > 64 ? 2 : 1)         // consumer groups
 #define TILES_AT_A_TIME (2 / GROUPS_PER_TILE)
@@ -183,17 +184,6 @@ __device__ inline void read_tile(ThreadTile& x, const Storage* stage, int channe
   }
 }
 
-template <int COUNT>
-__device__ inline void add_or_store(Storage* to, float (&x)[COUNT]) {
-  if (ACCUMULATE) {
-    float before[COUNT];
-    load_vector(before, to);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) x[i] += before[i];
-  }
-  store_vector(to, x);
-}
-
 // Writes or adds to dy, which points to a sequence and a channel, from position k on.
 __device__ inline void write_tile(ThreadTile& x, Storage* dy, int k, int length, int pitch, int t) {
 #pragma unroll
@@ -346,6 +336,9 @@ __device__ inline void consume_tiles(Storage* dy, float* partial, int length, in
 extern "C" __global__ void __launch_bounds__(384, 1)
 backward(const Storage* dout, const Storage* y, const float* weight, Storage* dy, float* partial,
          int length, int tiles, int y_pitch) {
+  long long from = blockIdx.y * CHANNELS * (CHANNEL_MAJOR ? (long long)y_pitch : 1);
+  y += from, dy += from, weight += blockIdx.y * CHANNELS;
+  partial += (long long)blockIdx.y * gridDim.x * TILES_AT_A_TIME * COLUMNS * (CHANNELS + 1);
   extern __shared__ __align__(128) unsigned char shared[];
   Memory* memory = (Memory*)shared;
   Weights<384, 64 * GROUPS_PER_TILE, STEPS, 64 * GROUPS_PER_TILE> weights;
@@ -382,29 +375,4 @@ backward(const Storage* dout, const Storage* y, const float* weight, Storage* dy
     increase_registers<CONSUMER_REGISTERS>();
     consume_tiles(dy, partial, length, tiles, y_pitch, w_inverse_scale, memory);
   }
-}
-
-// The gradients of weight and bias: the sums of the rows of `partial`.
-extern "C" __global__ void __launch_bounds__(256)
-sum_partials(const float4* partial, float* d_weight, float* d_bias, int rows) {
-  __shared__ float4 sums[8][32];
-  const int weights = COLUMNS * CHANNELS, entries = weights + COLUMNS;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
-  float4 sum = make_float4(0, 0, 0, 0);
-  if (4 * i < entries)
-#pragma unroll 4
-    for (int row = warp; row < rows; row += 8) {
-      float4 x = partial[(long long)row * (entries / 4) + i];
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || 4 * i >= entries) return;
-  for (int other = 1; other < 8; other++) {
-    float4 x = sums[other][lane];
-    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-  }
-  float* to = 4 * i < weights ? d_weight + 4 * i / CHANNELS * ALL_CHANNELS + 4 * i % CHANNELS
-                              : d_bias + 4 * i - weights;
-  *(float4*)to = sum;
 }

@@ -1,6 +1,7 @@
 // out = act(y) weight^T + bias. The rows of the matrix product are positions, 64 for a consumer group of four warps.
 // act(y) is the operand in registers; the weight is the operand in shared memory and stays there. Four producer warps
 // prefetch tiles of y into the stages; mbarriers `full` and `empty` of each stage order them and the consumers.
+// blockIdx.y is the part of the columns.
 
 #define GROUPS_PER_TILE (POSITIONS / 64)  // consumer groups
 #define TILES_AT_A_TIME (GROUPS / GROUPS_PER_TILE)
@@ -34,6 +35,7 @@ __device__ inline void add_products(float (&sum)[COLUMNS / 2], const unsigned (&
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(const Storage* y, const float* weight, const float* bias, Storage* out, int length, int tiles,
         int y_pitch) {
+  weight += blockIdx.y * COLUMNS * ALL_CHANNELS, bias += blockIdx.y * COLUMNS, out += blockIdx.y * COLUMNS;
   extern __shared__ __align__(128) unsigned char shared[];
   Memory* memory = (Memory*)shared;
   int thread = threadIdx.x, lane = thread % 32, tiles_each = (length + POSITIONS - 1) / POSITIONS;
