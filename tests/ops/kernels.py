@@ -17,6 +17,11 @@ def random(*shapes, dtype=torch.float64, grad=False):
     return [torch.randn(s, dtype=dtype, device=DEVICE).requires_grad_(grad) for s in shapes]
 
 
+def gelu_linear(y, weight, bias):
+    """The output stage with GELU, in PyTorch."""
+    return F.linear(F.gelu(y), weight, bias)
+
+
 def answers(function, inputs, grad, dtype=None):
     """The function's value at copies of the inputs, in this dtype, and its gradients for `grad`."""
     own = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]

@@ -129,7 +129,7 @@ def layer_op(  # noqa: PLR0917
         *(nvrtc.ceil_div(states, THREADS), THREADS),
         *(log_lambda_re.contiguous(), log_lambda_im.contiguous(), log_lambda, states),
     )
-    kernel = kernels.vandermonde(W, log_lambda, entries)
+    kernel = kernels.vandermonde(W, log_lambda, entries, coarse=dtype != torch.float32)
     right, left = _directions(kernel, D)
     y, rows_u, spectra = row_kernels.forward_rows(
         *(u, right, _or_empty(left, right), D, dtype, keep)
@@ -162,7 +162,8 @@ def layer_backward_op(  # noqa: PLR0917
         *(dy, rows_u, spectra, dout.shape[1], right, _or_empty(left, right), D, dtype),
         gradients=(d_right, _or_empty(d_left, right)),
     )
-    dW, d_log_lambda = kernels.gradients(d_kernel, W, log_lambda)
+    coarse = rows_u.dtype != torch.float32
+    dW, d_log_lambda = kernels.gradients(d_kernel, W, log_lambda, coarse=coarse)
     d_re, d_im, d_D = (torch.empty_like(x) for x in (log_lambda_re, log_lambda_re, D))
     states, channels = d_re.shape[0], D.shape[0]
     _kernel("parameter_gradients", dout.device)(

@@ -3,7 +3,7 @@
 They have the meaning of the functions of `ops.vandermonde`, for |lambda| <= 1: larger powers become
 infinite. No result is added atomically: a sum over several blocks is the sum of partial results.
 Products have the precision of fp32, or of tf32 if PyTorch was told so
-(`torch.set_float32_matmul_precision("high")`).
+(`torch.set_float32_matmul_precision("high")`) or if the result meets 16-bit numbers (`coarse`).
 
 Hopper GPUs have kernels of their own, all others of compute capability 8.0 or later the portable
 ones. Both read the same tables and share what runs before and after the products.
@@ -62,20 +62,20 @@ def supports(values: Tensor, log_lambda: Tensor) -> bool:
     return fits and nvrtc.runs_on(values, portable=True)
 
 
-def vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, coarse: bool = False) -> Tensor:
     """`K_k = Re(sum_n W_n lambda_n^k)`: W [rows, N, 2], log_lambda [N, 2] -> [rows, length]."""
     (rows, given_states, _), device = W.shape, W.device
     row_tiles, tiles = ceil_div(rows, HEIGHT), ceil_div(length, TILE)
     chunks = ceil_div(given_states, CHUNK)
-    fine, coarse, states = min(tiles, COARSE), ceil_div(tiles, COARSE), CHUNK * chunks
+    fine, far, states = min(tiles, COARSE), ceil_div(tiles, COARSE), CHUNK * chunks
     table = W.new_empty(chunks, 4, 2, 2, 128, 8, dtype=torch.float16)
-    powers = W.new_empty(1 + fine + coarse, states, 2, dtype=torch.float64)
+    powers = W.new_empty(1 + fine + far, states, 2, dtype=torch.float64)
     block_tile_coarse = powers[0], powers[1 : 1 + fine], powers[1 + fine :]
     weights, inverse_scale = W.new_empty(row_tiles * HEIGHT, states, 2), W.new_empty(rows)
     _auxiliary("prepare", device)(
         *(chunks + row_tiles * HEIGHT, 512, aligned(log_lambda), aligned(W)),
         *(table, *block_tile_coarse, weights, inverse_scale),
-        *(rows, given_states, states, fine, coarse),
+        *(rows, given_states, states, fine, far),
     )
     blocks = row_tiles * tiles
     share, parts = split_sum(
@@ -83,7 +83,7 @@ def vandermonde(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     )
     partial = W.new_empty(parts, ceil_div(rows * length, 4) * 4)
     kernels = kernels_for(device)
-    kernel(kernels.product, "product", kernels.product_bytes, device, products())(
+    kernel(kernels.product, "product", kernels.product_bytes, device, products(coarse=coarse))(
         *(
             blocks * parts,
             kernels.threads,
@@ -103,12 +103,16 @@ def adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
     return _moments(v, log_lambda)[0]
 
 
-def gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(
+    dK: Tensor, W: Tensor, log_lambda: Tensor, *, coarse: bool = False
+) -> tuple[Tensor, Tensor]:
     """The gradients of the product: dW, and d log_lambda in float64."""
-    return _moments(dK, log_lambda, aligned(W))
+    return _moments(dK, log_lambda, aligned(W), coarse=coarse)
 
 
-def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _moments(
+    v: Tensor, log_lambda: Tensor, W: Tensor | None = None, *, coarse: bool = False
+) -> tuple[Tensor, Tensor]:
     """The moments of v; given W, the gradients."""
     (rows, length), states, device = v.shape, log_lambda.shape[0], v.device
     v, log_lambda, with_derivative = aligned(v), aligned(log_lambda), int(W is not None)
@@ -122,7 +126,9 @@ def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Te
     values, inverse_scale, shift = moments_operand(v, 1, pieces, share, with_derivative)
     partial = v.new_empty(height * pieces, states, 2)
     kernels, tiles = kernels_for(device), ceil_div(states, WIDTH) * values.shape[0]
-    kernel("vandermonde_moments.cu", "moments", kernels.moments_bytes, device, products())(
+    kernel(
+        "vandermonde_moments.cu", "moments", kernels.moments_bytes, device, products(coarse=coarse)
+    )(
         *(tiles, kernels.threads, values, log_lambda, partial),
         *(height * pieces, states, share),
     )
@@ -195,9 +201,9 @@ def split_sum(
     return share, ceil_div(steps, share)
 
 
-def products() -> int:
+def products(*, coarse: bool = False) -> int:
     """How many products of fp16 parts form a product of fp32 numbers."""
-    return 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 3
+    return 1 if coarse or torch.backends.cuda.matmul.fp32_precision == "tf32" else 3
 
 
 def _auxiliary(name: str, device: torch.device) -> nvrtc.Kernel:
