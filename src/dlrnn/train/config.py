@@ -206,7 +206,7 @@ def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, A
         option, has_value, text = word.partition("=")
         name = option.removeprefix("--")
         if not word.startswith("--"):
-            raise ValueError(f"unrecognized arguments: {word}")
+            raise ValueError(f"a setting is written as --steps 100; got {word!r}, without --")
         if name not in types and not name.startswith(free):
             near = nearest(name, types)
             advice = f"did you mean --{near}?" if near else "see `dlrnn recipes --show RECIPE`"
