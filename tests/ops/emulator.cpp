@@ -1,16 +1,14 @@
 // Implements on a CPU what the CUDA sources of `ops.cuda` use on a GPU, including all functions with inline assembly.
-// Every thread is a fibre; blocks run one after the other. An asynchronous copy is performed as late as possible: when
-// no thread can continue without it.
+// Every thread is a fibre with a stack of its own; blocks run one after the other. An asynchronous copy is performed as
+// late as possible: when no thread can continue without it.
 
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -39,10 +37,10 @@ static unsigned char* shared_memory;
 
 namespace emulator {
 constexpr int STACK = 1 << 17, PAGE = 4096;
-static ucontext_t scheduler, fibres[1024];
+static void *scheduler, *fibres[1024];  // the stack pointer of each, while another one runs
 static bool finished[1024];
 static long progress;  // if none happens in a whole round, the threads are deadlocked
-static std::function<void()> body;
+static void (*body)();
 static long long* arguments;
 static sigjmp_buf escape;
 static const char* wrong;
@@ -51,10 +49,19 @@ static const char* wrong;
   siglongjmp(escape, 1);
 }
 
-static void pass_on() {
-  int thread = threadIdx.x;
-  swapcontext(&fibres[thread], &scheduler);
+// Continue at the stack pointer `to`. swapcontext would make two system calls. x86-64: the callee keeps six registers.
+__attribute__((naked, noinline)) static void switch_to(void** from, void* to) {
+  asm("push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+      "mov %rsp, (%rdi)\n mov %rsi, %rsp\n"
+      "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret");
 }
+// The stack pointer of a fibre that begins with `entry`: six registers and the address to return to.
+static void* new_fibre(char* stack, void (*entry)()) {
+  void** top = (void**)(stack + STACK) - 8;
+  memset(top, 0, 64), top[6] = (void*)entry;
+  return top;
+}
+static void pass_on() { switch_to(&fibres[threadIdx.x], scheduler); }
 struct Meeting {
   int arrived, round;
   bool arrive(int threads) {
@@ -114,19 +121,17 @@ static void changed(Mbarrier* barrier, int arrivals, int bytes) {
   if (c->missing < 0) fail("more threads arrive at a barrier than it counts");
   if (!c->missing && !c->bytes) c->missing = c->all, c->phase ^= 1;
 }
-struct Later { int thread; bool is_vector; std::function<void()> act; };
+// A copy, and what then happens to a barrier, if there is one.
+struct Later { void* to; const void* from; int bytes; Mbarrier* barrier; int arrivals, arrived_bytes; };
 static std::vector<Later> later;
-static void act(bool (*which)(const Later&)) {
-  std::vector<Later> left;
+static void act() {
   for (auto& each : later) {
-    if (which(each)) each.act(), progress++;
-    else left.push_back(each);
+    if (((uintptr_t)each.to | (uintptr_t)each.from | each.bytes) & 15) fail("a copy is not of vectors");
+    if (each.bytes) memcpy(each.to, each.from, each.bytes);
+    if (each.barrier) changed(each.barrier, each.arrivals, -each.arrived_bytes);
+    progress++;
   }
-  later = left;
-}
-static void copy(void* to, const void* from, int bytes) {
-  if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) fail("a copy is not of vectors");
-  memcpy(to, from, bytes);
+  later.clear();
 }
 }  // namespace emulator
 
@@ -143,18 +148,16 @@ static void mbarrier_wait(Mbarrier* barrier, int parity) {
 }
 static void fence_async_proxy() {}
 static void copy_to_shared(void* to, const void* from, int bytes, Mbarrier* barrier) {
-  emulator::later.push_back({threadIdx.x, false, [=] {
-    emulator::copy(to, from, bytes), emulator::changed(barrier, 0, -bytes);
-  }});
+  emulator::later.push_back({to, from, bytes, barrier, 0, bytes});
 }
 static void copy_to_shared_hinted(void* to, const void* from, int bytes, Mbarrier* barrier, bool) {
   copy_to_shared(to, from, bytes, barrier);
 }
 static void copy_async_16(void* to, const void* from) {
-  emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
+  emulator::later.push_back({to, from, 16});
 }
 static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
-  emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
+  emulator::later.push_back({nullptr, nullptr, 0, barrier, 1});
 }
 static void prefetch_l2(const void* line) { (void)*(volatile const char*)line; }
 static float2 load_streaming(const float2* from) { return *from; }
@@ -276,15 +279,17 @@ static void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 namespace emulator {
 static void out_of_bounds(int) { fail("it reads or writes beyond a tensor or its shared memory"); }
 
-// Memory that ends at a protected page.
+// Memory that ends at a protected page, the same until it is given back.
 static unsigned char* guarded(long bytes, bool take = true) {
   static unsigned char* pages;
   static long size;
-  if (pages) munmap(pages, size), pages = nullptr;
+  if (pages && !take) munmap(pages, size), pages = nullptr;
   if (!take) return nullptr;
-  size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
-  pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  if (!pages) {
+    size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+    pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  }
   return pages + (size - PAGE - bytes) / 128 * 128;
 }
 template <class... T, size_t... I>
@@ -297,30 +302,28 @@ static void fibre() {
   finished[threadIdx.x] = true, progress++;
   pass_on();
 }
-static void run_block(int threads, std::vector<char>& stacks) {
+static void run_block(int threads, char* stacks) {
   forget_meetings(), later.clear();
   for (int i = 0; i < threads; i++) {
-    finished[i] = false;
-    getcontext(&fibres[i]);
-    fibres[i].uc_stack.ss_sp = stacks.data() + (long)i * STACK;
-    fibres[i].uc_stack.ss_size = STACK;
-    makecontext(&fibres[i], fibre, 0);
+    finished[i] = false, fibres[i] = new_fibre(stacks + (long)i * STACK, fibre);
   }
   for (int left = threads, round = 0; left; round++) {
     long before = progress;
     for (int k = 0; k < threads; k++) {
       int i = round % 2 ? k : threads - 1 - k;  // thread 0, which starts copies, runs last in every other round
-      if (!finished[i]) threadIdx.x = i, swapcontext(&scheduler, &fibres[i]), left -= finished[i];
+      if (!finished[i]) threadIdx.x = i, switch_to(&scheduler, fibres[i]), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
-    if (progress == before) act([](const Later&) { return true; });
+    if (progress == before) act();
   }
 }
-static const char* launch(std::function<void()> kernel, const int* grid, int threads, int bytes,
+static const char* launch(void (*kernel)(), const int* grid, int threads, int bytes,
                           long long* values) {
   body = kernel, arguments = values, blockDim.x = threads;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<char> stacks((long)threads * STACK), signal_stack(1 << 16);
+  long all = (long)threads * STACK;  // of which few pages are used
+  char* stacks = (char*)mmap(0, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  std::vector<char> signal_stack(1 << 16);
   stack_t alternate = {}, previous;
   alternate.ss_sp = signal_stack.data(), alternate.ss_size = signal_stack.size();
   struct sigaction action = {}, before;
@@ -334,7 +337,7 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
       memset(shared_memory, 0xff, bytes);  // NaN
       run_block(threads, stacks);
     }
-  guarded(0, false);
+  guarded(0, false), munmap(stacks, all);
   sigaction(SIGSEGV, &before, nullptr), sigaltstack(&previous, nullptr);
   return wrong;
 }
