@@ -333,14 +333,14 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def sentence(capsys, *arguments):
-    """The last line of a command with wrong arguments."""
+    """The only line of a command with wrong arguments."""
     try:
         status = main(list(arguments))
     except SystemExit as leaving:
         status = leaving.code
-    error = capsys.readouterr().err.strip().splitlines()
+    [error] = capsys.readouterr().err.splitlines()
     assert status == 2
-    return error[-1]
+    return error
 
 
 def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
@@ -389,13 +389,17 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path, capsys):
     empty.mkdir()
     assert "holds none" in check("empty")
     for command, said in (
-        ("bench layer --length 0", "'0' is not a whole number of at least 1"),
+        ("bench layer --length 0", "--length must be a whole number of at least 1, not '0'; see"),
         ("bench layer --tiny --d-state 8", "leave out --d-state"),
         ("bench layer --factor 16 --device cpu", "--factor belongs to --all"),
         ("doctor --device gpu", "there is no device 'gpu': say cpu or cuda"),
         ("doctor --device mps", "device 'mps' is not supported"),
-        ("bnch", "invalid choice: 'bnch'"),
-        ("doctor --jsn", "unrecognized arguments: --jsn"),
+        ("bnch", "not 'bnch'; did you mean bench?"),
+        ("doctor --jsn", "no option or further argument --jsn; did you mean --json?"),
+        ("eval", "dlrnn eval: RUN must be given; see `dlrnn eval --help`"),
+        ("eval run --split", "--split must have a value, and nothing was given"),
+        ("train table1/shift/dlr-1 --scale tin", "must be one of 'full', 'short', 'tiny', not"),
+        ("generate run --prompt a --top-p x", "--top-p must be a number, not 'x'"),
     ):
         assert said in sentence(capsys, *command.split())
     assert main([]) == 2

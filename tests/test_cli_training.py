@@ -164,7 +164,7 @@ def test_a_users_mixer_trains(tmp_path, monkeypatch, capsys):
     [
         (["--stepps", "3"], "train: there is no setting --stepps: did you mean --steps?"),
         (["--steps", "few"], "train: --steps must be a whole number, not 'few'"),
-        (["extra"], "unrecognized arguments: extra"),
+        (["extra"], "got 'extra', without --"),
         (["--model.mixer_options.bidirectional", "true"], "from left to right"),
         (["--task.settings.length", "17"], "multiple of the 8 copies"),
         (["--task.settings.lenth", "16"], "did you mean 'length'"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dlrnn import __version__
-from dlrnn.cli import main
+from dlrnn.cli import Parser, main
 from dlrnn.paper import recipes
 from dlrnn.tasks import TASKS
 from dlrnn.train import with_overrides
@@ -81,7 +81,7 @@ def parse(monkeypatch, arguments):
         raise ValueError(message)
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
-    monkeypatch.setattr(argparse.ArgumentParser, "error", error)
+    monkeypatch.setattr(Parser, "error", error)
     with pytest.raises(Parsed) as parsed:
         main(arguments)
     return parsed.value.args

@@ -168,7 +168,7 @@ CAUSAL = [
             {"decay": 0.5},
             {"d_kernel": 200},
             {"kernel_length": 9},
-            {"length": 20, "kernel_length": 20},  # a cut kernel reads inputs of any length
+            {"length": 20, "kernel_length": 20},  # a restricted kernel reads any length
             {"project": False},
         )
     ),

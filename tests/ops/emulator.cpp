@@ -1,6 +1,6 @@
 // Implements on a CPU what the CUDA sources of `ops.cuda` use on a GPU, including all functions with inline assembly.
-// Every thread is a fibre; blocks run one after the other. An asynchronous copy is performed as late as possible: when
-// no thread can continue without it.
+// Every thread is a fibre with a stack of its own; blocks run one after the other. An asynchronous copy is performed as
+// late as possible: when no thread can continue without it.
 
 #include <setjmp.h>
 #include <signal.h>
@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -43,7 +42,7 @@ static ucontext_t beginnings[1024];
 static jmp_buf scheduler, fibres[1024];  // setjmp switches without a system call, unlike swapcontext
 static bool started[1024], finished[1024];
 static long progress;  // if none happens in a whole round, the threads are deadlocked
-static std::function<void()> body;
+static void (*body)();
 static long long* arguments;
 static sigjmp_buf escape;
 static const char* wrong;
@@ -121,19 +120,23 @@ static void changed(Mbarrier* barrier, int arrivals, int bytes) {
   if (c->missing < 0) fail("more threads arrive at a barrier than it counts");
   if (!c->missing && !c->bytes) c->missing = c->all, c->phase ^= 1;
 }
-struct Later { int thread; bool is_vector; std::function<void()> act; };
+// A copy, and what then happens to a barrier, if there is one.
+struct Later { void* to; const void* from; int bytes; Mbarrier* barrier; int arrivals, arrived_bytes, thread; };
 static std::vector<Later> later;
-static void act(bool (*which)(const Later&)) {
+// Perform those of one thread (its copies of vectors), or all.
+static void act(int thread = -1) {
   std::vector<Later> left;
   for (auto& each : later) {
-    if (which(each)) each.act(), progress++;
-    else left.push_back(each);
+    if (thread >= 0 && each.thread != thread) {
+      left.push_back(each);
+      continue;
+    }
+    if (((uintptr_t)each.to | (uintptr_t)each.from | each.bytes) & 15) fail("a copy is not of vectors");
+    if (each.bytes) memcpy(each.to, each.from, each.bytes);
+    if (each.barrier) changed(each.barrier, each.arrivals, -each.arrived_bytes);
+    progress++;
   }
   later = left;
-}
-static void copy(void* to, const void* from, int bytes) {
-  if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) fail("a copy is not of vectors");
-  memcpy(to, from, bytes);
 }
 }  // namespace emulator
 
@@ -150,26 +153,20 @@ static void mbarrier_wait(Mbarrier* barrier, int parity) {
 }
 static void fence_async_proxy() {}
 static void copy_to_shared(void* to, const void* from, int bytes, Mbarrier* barrier) {
-  emulator::later.push_back({threadIdx.x, false, [=] {
-    emulator::copy(to, from, bytes), emulator::changed(barrier, 0, -bytes);
-  }});
+  emulator::later.push_back({to, from, bytes, barrier, 0, bytes, -1});
 }
 static void copy_to_shared_hinted(void* to, const void* from, int bytes, Mbarrier* barrier, bool) {
   copy_to_shared(to, from, bytes, barrier);
 }
 static void copy_async_16(void* to, const void* from) {
-  emulator::later.push_back({threadIdx.x, true, [=] { emulator::copy(to, from, 16); }});
+  emulator::later.push_back({to, from, 16, nullptr, 0, 0, threadIdx.x});
 }
-static void wait_for_copies() {
-  emulator::act([](const emulator::Later& each) { return each.is_vector && each.thread == threadIdx.x; });
-}
+static void wait_for_copies() { emulator::act(threadIdx.x); }
 static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
-  emulator::later.push_back({threadIdx.x, true, [=] { emulator::changed(barrier, 1, 0); }});
+  emulator::later.push_back({nullptr, nullptr, 0, barrier, 1, 0, threadIdx.x});
 }
 static void copy_own_16(void* to, const void* from) { copy_async_16(to, from); }
-static void wait_for_own_copies() {
-  emulator::act([](const emulator::Later& each) { return each.is_vector && each.thread == threadIdx.x; });
-}
+static void wait_for_own_copies() { emulator::act(threadIdx.x); }
 static void prefetch_l2(const void* line) { (void)*(volatile const char*)line; }
 static void prefetch_l2_line(const void* line) { prefetch_l2(line); }
 static float2 load_streaming(const float2* from) { return *from; }
@@ -304,15 +301,17 @@ template <bool TRANSPOSED> void load_matrices(unsigned (&r)[4], const void* row)
 namespace emulator {
 static void out_of_bounds(int) { fail("it reads or writes beyond a tensor or its shared memory"); }
 
-// Memory that ends at a protected page.
+// Memory that ends at a protected page, the same until it is given back.
 static unsigned char* guarded(long bytes, bool take = true) {
   static unsigned char* pages;
   static long size;
-  if (pages) munmap(pages, size), pages = nullptr;
+  if (pages && !take) munmap(pages, size), pages = nullptr;
   if (!take) return nullptr;
-  size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
-  pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  if (!pages) {
+    size = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+    pages = (unsigned char*)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(pages + size - PAGE, PAGE, PROT_NONE);
+  }
   return pages + (size - PAGE - bytes) / 128 * 128;
 }
 template <class... T, size_t... I>
@@ -325,12 +324,12 @@ static void fibre() {
   finished[threadIdx.x] = true, progress++;
   pass_on();
 }
-static void run_block(int threads, std::vector<char>& stacks) {
+static void run_block(int threads, char* stacks) {
   forget_meetings(), later.clear();
   for (int i = 0; i < threads; i++) {
     started[i] = finished[i] = false;
     getcontext(&beginnings[i]);
-    beginnings[i].uc_stack.ss_sp = stacks.data() + (long)i * STACK;
+    beginnings[i].uc_stack.ss_sp = stacks + (long)i * STACK;
     beginnings[i].uc_stack.ss_size = STACK;
     makecontext(&beginnings[i], fibre, 0);
   }
@@ -341,14 +340,16 @@ static void run_block(int threads, std::vector<char>& stacks) {
       if (!finished[i]) resume(i), left -= finished[i];
     }
     if (progress == before && later.empty()) fail("its threads wait for each other");
-    if (progress == before) act([](const Later&) { return true; });
+    if (progress == before) act();
   }
 }
-static const char* launch(std::function<void()> kernel, const int* grid, int threads, int bytes,
+static const char* launch(void (*kernel)(), const int* grid, int threads, int bytes,
                           long long* values) {
   body = kernel, arguments = values, blockDim.x = threads;
   gridDim = {grid[0], grid[1], grid[2]};
-  std::vector<char> stacks((long)threads * STACK), signal_stack(1 << 16);
+  long all = (long)threads * STACK;  // of which few pages are used
+  char* stacks = (char*)mmap(0, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  std::vector<char> signal_stack(1 << 16);
   stack_t alternate = {}, previous;
   alternate.ss_sp = signal_stack.data(), alternate.ss_size = signal_stack.size();
   struct sigaction action = {}, before;
@@ -362,7 +363,7 @@ static const char* launch(std::function<void()> kernel, const int* grid, int thr
       memset(shared_memory, 0xff, bytes);  // NaN
       run_block(threads, stacks);
     }
-  guarded(0, false);
+  guarded(0, false), munmap(stacks, all);
   sigaction(SIGSEGV, &before, nullptr), sigaltstack(&previous, nullptr);
   return wrong;
 }

@@ -1,6 +1,7 @@
 """Which implementation of an op runs, and what a requested backend means."""
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from inspect import isfunction
 from types import SimpleNamespace
@@ -48,6 +49,40 @@ def test_an_unknown_backend_is_refused_and_leaves_no_request():
         with ops.use_backend("cuneiform"):
             pass
     ops.vandermonde(*random_modes(2, 3), 8)
+
+
+def test_threads_that_request_the_same_backend_can_end_in_any_order():
+    first, second = ops.use_backend("torch"), ops.use_backend("torch")
+    first.__enter__()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        with dispatch.recorded() as choices:
+            ops.linear(torch.ones(2, 2), torch.ones(2, 2))
+        thread.submit(second.__exit__, None, None, None).result()
+    assert [choice.reason for choice in choices] == ["requested"]
+    with dispatch.recorded() as choices:
+        ops.linear(torch.ones(2, 2), torch.ones(2, 2))
+    assert [choice.reason for choice in choices] == ["the tensors are not on a GPU"]
+
+
+def test_a_second_thread_cannot_request_another_backend(gpu):
+    with ops.use_backend("torch"), ThreadPoolExecutor(1) as thread:
+        other = ops.use_backend("fused")
+        with pytest.raises(ValueError, match="another thread has requested 'torch'"):
+            thread.submit(other.__enter__).result()
+        assert not dispatch.uses_fused("step", gpu, lambda: True)
+    with ops.use_backend("fused"), ops.use_backend("torch"):  # one thread may
+        assert not dispatch.uses_fused("step", gpu, lambda: True)
+
+
+def test_every_context_that_is_open_records():
+    with dispatch.recorded() as outer:
+        with dispatch.recorded() as inner:
+            ops.linear(torch.ones(2, 2), torch.ones(2, 2))
+        ops.linear(torch.ones(2, 2), torch.ones(2, 2))
+    assert (len(outer), len(inner)) == (2, 1)
+    assert not dispatch.records_choices()
 
 
 @pytest.mark.parametrize("backend", ["cuneiform", "fused"])

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from runs import QUIET, config, refused, stopped, unfinished
+from support import DEVICE
 
 from dlrnn.common.files import write_whole
 from dlrnn.train import RunDirectory, run_directory, train
@@ -157,6 +158,21 @@ def test_resumes_in_another_environment_are_recorded(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == now, "a new beginning replaces it"
     timing = path.with_name("timing.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in timing] == [4, 8, 12]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="threads matter on a CPU")
+def test_a_resume_with_other_threads_warns(tmp_path, monkeypatch, capsys):
+    run, here = tmp_path / "run", run_directory.environment()
+    train(run, config(), **QUIET)
+    for threads, warns in ((1, False), (3, True), (3, False), (1, True)):
+        now = {**here, "threads": threads}
+        monkeypatch.setattr(run_directory, "environment", lambda now=now: now)
+        (run / "result.json").unlink()
+        train(run, **QUIET)
+        said = capsys.readouterr().err
+        assert ("resumes it exactly" in said) == warns, said
+    assert f"{run} had 3 threads" in said
+    assert "OMP_NUM_THREADS=3" in said
 
 
 def test_the_commit_of_tracked_sources_is_recorded(tmp_path):

@@ -140,7 +140,7 @@ def _layer_row(case: Case, device: torch.device, repeats: int) -> dict[str, Any]
     layer = DLR(case.channels, case.states, **case.options).to(device)
     row = _by_backend(layer, case, device, repeats, before)
     x, dy = case.inputs(device)
-    if case.kernel == case.length:  # the listing cannot cut kernels
+    if case.kernel == case.length:  # the listing cannot restrict kernels
         listing = ListingDLR(case.channels, case.states, bidirectional=case.two_sided).to(device)
         row |= _times("listing", partial(LayerCall(listing), x, dy), device, repeats, before)
     if device.type == "cuda" and case.length <= ATTENTION_UP_TO:

@@ -3,18 +3,20 @@
 import argparse
 import json
 import os
+import re
 import select
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dlrnn._version import __version__
+from dlrnn.common.suggestions import nearest
 from dlrnn.common.untrusted import brief, printable
 
 COMMANDS = {
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     given, rest = parser.parse_known_args(arguments)
     if rest and not getattr(given, "takes_overrides", False):
-        given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        given.parser.error(f"unrecognized arguments: {rest[0]}")
     given.overrides = rest
     try:
         _prepare(is_command=arguments is None)
@@ -147,10 +149,45 @@ def _stdout_is_closed() -> bool:
     return True
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, without the usage: expected, given, cure."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence to stderr and exit with status 2."""
+        options = re.findall(r"--\w[\w-]*", self.format_help())
+        cure = f"see `{self.prog} --help`"
+        self.exit(2, printable(f"{self.prog}: {_sentence(message, options, cure)}") + "\n")
+
+
+_SENTENCES = {
+    "the following arguments are required: (.*)": r"\1 must be given",
+    r"argument (\S+): expected .*": r"\1 must have a value, and nothing was given",
+    r"argument (\S+): invalid float value: (.*)": r"\1 must be a number, not \2",
+    r"argument (\S+): invalid int value: (.*)": r"\1 must be a whole number, not \2",
+    r"argument (\S+): (must .*)": r"\1 \2",
+    "unrecognized arguments: (?P<wrong>.*)": r"there is no option or further argument \1",
+    r"argument (\S+): invalid choice: (?P<wrong>.*) \(choose from (?P<known>.*)\)": (
+        r"\1 must be one of \3, not \2"
+    ),
+}
+"""What argparse says, and what is said instead."""
+
+
+def _sentence(message: str, options: Iterable[str], cure: str) -> str:
+    """The message of argparse in our words, with the nearest name or else the cure."""
+    for pattern, said in _SENTENCES.items():
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            parts = found.groupdict()
+            known = parts.get("known", " ".join(options)).replace("'", "").replace(",", "").split()
+            near = nearest(parts["wrong"].strip("'\""), known) if "wrong" in parts else None
+            return f"{found.expand(said)}; {f'did you mean {near}?' if near else cure}"
+    return f"{message}; {cure}"
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
     """The parser of one command, or of all if there is no such command."""
     text = "Train, test and measure diagonal linear RNNs and other sequence mixers."
-    parser = argparse.ArgumentParser(prog="dlrnn", description=text, allow_abbrev=False)
+    parser = Parser(prog="dlrnn", description=text, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dlrnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = [COMMANDS[command]] if command in COMMANDS else dict.fromkeys(COMMANDS.values())
@@ -183,7 +220,7 @@ def device_option(parser: argparse.ArgumentParser) -> None:
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return int(text)
 
 

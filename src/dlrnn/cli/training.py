@@ -266,16 +266,12 @@ def _recipes(given: argparse.Namespace) -> int:
         recipe = recipes.get(given.show)
         print(recipes.scaled(recipe, given.scale).to_json(), end="")
         return 0
-    names = {recipe.name for recipe in recipes.chosen(given.recipes or recipes.TABLES)}
+    asked = recipes.chosen(given.recipes or recipes.TABLES)
     recorded, rows, refused = _recorded(Path("results")), [], False
-    for line in listing(given.out, given.scale):
-        name, metric, paper = (line.pop(key) for key in ("name", "metric", "paper"))
-        refused |= line.pop("refused") and name in names
-        if given.scale != "full":
-            del line["minutes"]  # they are of the paper's sizes
-        if name in names:
-            ours = recorded.get(name) or None
-            rows.append({"name": name, "metric": metric, "paper": paper, "ours": ours, **line})
+    for line in listing(given.out, given.scale, asked):
+        refused |= line.pop("refused")
+        shown = {key: line.pop(key) for key in ("name", "metric", "paper")}
+        rows.append({**shown, "ours": recorded.get(shown["name"]) or None, **line})
     if not any(recorded.values()):
         nothing = "'ours' is empty: results/ has no record of a recipe (a clone of dlrnn has)"
         warn(f"dlrnn recipes: {nothing}")

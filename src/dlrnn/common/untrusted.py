@@ -26,9 +26,18 @@ from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
-from typing import get_type_hints as hints_of
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from dlrnn.common.cached import cached
 from dlrnn.common.files import naming, require_regular
 
 if TYPE_CHECKING:
@@ -195,6 +204,12 @@ def _fit_dataclass(value: Any, kind: type[Any], where: str) -> Any:
     defaults = {each.name: (each.default, each.default_factory) for each in fields(kind)}
     needed = [name for name, default in defaults.items() if default == (MISSING, MISSING)]
     return kind(**fit_fields(value, hints_of(kind), where, needed=needed))
+
+
+@cached
+def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """The types of the fields of a class, evaluated once; not to be changed."""
+    return get_type_hints(kind)
 
 
 def fit_fields(

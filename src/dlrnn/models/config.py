@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 from torch import nn
 
+from dlrnn.common.cached import cached
 from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import is_ours, user_import
 from dlrnn.ops.checks import require, require_count
@@ -79,11 +80,7 @@ class ModelConfig:
         """The type of each option of a built-in mixer; {} for a user's own mixer."""
         if not is_built_in(self.mixer):
             return {}
-        mixer, hints = mixer_class(self.mixer), dict[str, Any]()
-        for owner in reversed(mixer.__mro__[: mixer.__mro__.index(nn.Module)]):
-            if "__init__" in vars(owner):
-                hints |= get_type_hints(vars(owner)["__init__"])
-        return {name: hints[name] for name in _arguments(self.mixer, mixer)[2]}
+        return _option_types(self.mixer)
 
     def make_mixer(self) -> nn.Module:
         """A newly initialised mixer; errors of its constructor become a ValueError."""
@@ -155,21 +152,41 @@ def inherited_arguments(owner: type[nn.Module], method: str) -> list[inspect.Par
     return found
 
 
-def _arguments(
-    name: str, mixer: type[nn.Module]
-) -> tuple[str, list[inspect.Parameter], dict[str, None]]:
-    """The name of a class's first parameter, its others, and the names of all its options."""
-    named, inherited = named_arguments(mixer), inherited_arguments(mixer, "__init__")
-    sentence = f"the mixer {name!r} must take d_model first, and it takes nothing"
-    require(bool(named or inherited), sentence)
+class _Arguments(NamedTuple):
+    """The parameters of a mixer's constructor."""
+
+    d_model: str
+    """The name of the first one; "" if there is none."""
+    others: list[inspect.Parameter]
+    names: dict[str, None]
+    """The names of all options, with those of base classes."""
+
+
+@cached
+def _arguments(mixer: type[nn.Module]) -> _Arguments:
+    """The parameters of a class, inspected once."""
+    named = named_arguments(mixer)
+    inherited = inherited_arguments(mixer, "__init__")
     is_first = bool(named) and named[0].kind is named[0].POSITIONAL_OR_KEYWORD
-    d_model, others = (named[0].name, named[1:]) if is_first else ("d_model", named)
-    return d_model, others, dict.fromkeys(each.name for each in (*others, *inherited))
+    others = named[1:] if is_first else named
+    d_model = named[0].name if is_first else "d_model" if named or inherited else ""
+    return _Arguments(d_model, others, dict.fromkeys(each.name for each in (*others, *inherited)))
+
+
+@cached
+def _option_types(name: str) -> dict[str, Any]:
+    """The types of the options of a built-in mixer."""
+    mixer, hints = mixer_class(name), dict[str, Any]()
+    for owner in reversed(mixer.__mro__[: mixer.__mro__.index(nn.Module)]):
+        if "__init__" in vars(owner):
+            hints |= get_type_hints(vars(owner)["__init__"])
+    return {option: hints[option] for option in _arguments(mixer).names}
 
 
 def _check_options(name: str, mixer: type[nn.Module], options: dict[str, Any]) -> None:
     """Refuse options that are not named parameters: `**kwargs` would accept a misspelt one."""
-    d_model, others, names = _arguments(name, mixer)
+    d_model, others, names = _arguments(mixer)
+    require(bool(d_model), f"the mixer {name!r} must take d_model first, and it takes nothing")
     for option in options:
         require(option != d_model, f"{option} is set for the model, not in mixer_options")
         if option not in names:

@@ -43,7 +43,7 @@ class LanguageConfig:
         router: "top" (the paper's) is not causal; "threshold" is: see `Experts`.
         dt_min: with dt_max, the bounds of `-2 log |lambda|` of DLR at initialisation.
         dt_max: see dt_min.
-        kernel_length: DLR's kernels are cut to this many entries; None is no limit.
+        kernel_length: restricts DLR's kernels to this many entries; None is no limit.
         heads: heads of attention.
         d_head: channels of a head; heads * d_head need not be H.
         dropout: probability, inside the experts.

@@ -39,7 +39,7 @@ class DLR(KernelMixer):
         bidirectional: a second kernel reads from right to left; such a layer cannot stream.
         cast: "real" takes `Re(K)`, "prod" takes `Re(K) Im(K)` (DLR-prod).
         real: real lambda and W (DLR-R).
-        kernel_length: kernels are cut to this many entries.
+        kernel_length: restricts kernels to this many entries; None is no limit.
         dt_min: with dt_max, bounds of `-2 log |lambda|` at initialisation (log-uniform).
         dt_max: see dt_min; smaller is a longer memory.
         glu: the linear map makes 2 H channels and a GLU halves them.
@@ -185,7 +185,7 @@ class DLR(KernelMixer):
     def _read_step(self, u: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
         """One position, [B, H]: `s' = lambda s + u`, `y = Re(sum_n W_n s'_n) + D u`."""
         if self.kernel_length or not isinstance(state, RecurrentState):
-            return super()._read_step(u, state)  # a window, or online convolution
+            return super()._read_step(u, state)  # a restricted kernel, or online convolution
         W, log_lambda, D = self._step_modes()
         y, s = ops.step(u, W, log_lambda, state.x, skip=D)
         return y, RecurrentState(s, state.past, state.oldest)

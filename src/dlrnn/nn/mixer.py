@@ -245,7 +245,7 @@ class KernelMixer(Mixer[KernelState]):
     Args:
         d_model: channels, H.
         bidirectional: a second kernel reads from right to left; such a layer cannot stream.
-        kernel_length: kernels are cut to this many entries.
+        kernel_length: restricts kernels to this many entries; None is no limit.
         glu: the linear map makes 2 H channels and a GLU halves them.
         activation: "gelu", "silu", "relu" or "identity".
         dropout: probability, after the activation.

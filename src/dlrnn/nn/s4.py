@@ -30,7 +30,7 @@ class S4(KernelMixer):
     of a bidirectional layer has its own C. At initialisation A and B are HiPPO-LegS. Whatever is
     learned, `A + A^*` stays negative: the system is stable. The kernel is a Cauchy product
     (`ops/dplr.py`), right for every length; streaming is the recurrence, in O(N) a step, and online
-    convolution if the kernel is cut.
+    convolution with a restricted kernel.
 
     Args:
         d_model: channels, H.

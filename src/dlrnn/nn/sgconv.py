@@ -110,7 +110,7 @@ class SGConv(KernelMixer):
         return super()._read_step(u, state)
 
     def _check_stream(self, state: KernelState | None, more: int) -> None:
-        """What was read and what comes; a cut kernel forgets, and so never ends."""
+        """What was read and what comes; a restricted kernel forgets, and so never ends."""
         if self.kernel_length is None:
             self._check_length(more + (state.seen() if isinstance(state, OnlineState) else 0))
 

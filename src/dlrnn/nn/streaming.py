@@ -2,7 +2,7 @@
 
 There are these states:
 - `RecurrentState`: N complex numbers a channel, which `lambda` carries on. With a restricted
-  kernel also the last inputs, so that what leaves the window can be taken out of the state again.
+  kernel also the window of the last `kernel_length` inputs: one that leaves it also leaves x.
 - `InPlaceState`: the same in tensors that every step overwrites, for `CapturedSteps`.
 - `OnlineState` (from ops): the inputs themselves, for kernels that have no small state.
 """
@@ -43,7 +43,7 @@ class StepModes(NamedTuple):
 class RecurrentState(NamedTuple):
     """The state of a layer that streams; tensors of fixed shapes, so that it can be exported.
 
-    With a kernel of `window` entries, `past` [B, window, H] is a ring of the last inputs, and
+    With a kernel restricted to `window` entries, `past` [B, window, H] holds the last inputs, and
     `oldest` [1] the place of the oldest; x is then float64, so that an input leaves without a trace
     when it leaves the window. Without: `past` has length 0, and x is of the layer's dtype.
     """
@@ -114,7 +114,7 @@ def _read_chunk_windowed(
     lengths: Tensor | None,
     window: int,
 ) -> tuple[Tensor, RecurrentState]:
-    """Convolves the last inputs together with the chunk; the inputs in the window are the state."""
+    """As `read_chunk` with a restricted kernel: convolves the window together with the chunk."""
     if state is not None and lengths is None and SHORT * u.shape[1] < window:
         outputs = []
         for u_t in u.unbind(1):

@@ -4,13 +4,15 @@ There are two backends: `torch` runs on every device; `fused` are our own CUDA a
 for the tensors that they support. An op takes `fused` where it can. A backend can be requested with
 `use_backend("fused")`, or with the variable DLRNN_BACKEND before dlrnn is imported. It is then
 never replaced by the other one: an op that cannot run it on these tensors raises ValueError.
-`recorded` tells what ran and why; `dlrnn doctor` prints it.
+`recorded` tells what ran and why; `dlrnn doctor` prints it. Both hold for all threads of the
+process, because PyTorch computes gradients on a GPU in threads of its own.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from threading import Lock, get_ident
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -46,7 +48,9 @@ OPS = tuple(FUSED)
 
 _HAS_TRITON = find_spec("triton") is not None  # looked up once: a compiled graph cannot do it
 _requested = [os.environ.get("DLRNN_BACKEND", "")]
+_threads = [0]  # that made these requests
 _records: list[list["Choice"]] = []
+_lock = Lock()  # for changes of these lists
 
 
 class Choice(NamedTuple):
@@ -73,8 +77,8 @@ def uses_fused(op: str, x: Tensor, supports: Callable[[], bool] = lambda: False)
             f"backend 'fused' was requested ({_source()}), and {op} cannot run it on {name} tensors"
             f" on {x.device}; its kernels take {FUSED[op]}"
         )
-    if _records:
-        _records[-1].append(Choice(op, "fused" if able else "torch", _reason(op, x, able)))
+    for choices in tuple(_records):
+        choices.append(Choice(op, "fused" if able else "torch", _reason(op, x, able)))
     return able
 
 
@@ -119,27 +123,45 @@ def _fused_is_there() -> bool:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Inside the context every op uses this backend, or raises ValueError."""
+    """Inside the context every op uses this backend, or raises ValueError.
+
+    The request holds for all threads, so that two of them cannot request different backends.
+    """
     _require_known(name, "by use_backend")
     if name == "fused" and not _fused_is_there():
         missing = "there is no CUDA device" if _HAS_TRITON else "triton is not installed"
         raise ValueError(f"backend 'fused' was requested, and {missing}")
-    _requested.append(name)
+    thread = get_ident()
+    with _lock:
+        others = {
+            each for each, by in zip(_requested, _threads, strict=True) if by not in (0, thread)
+        }
+        if others - {name}:
+            raise ValueError(
+                f"backend {name!r} was requested, and another thread has requested"
+                f" {others.pop()!r}: a request holds for all threads, so wait until it ends"
+            )
+        _requested.append(name)
+        _threads.append(thread)
     try:
         yield
     finally:
-        _requested.pop()
+        with _lock:
+            place = len(_threads) - 1 - _threads[::-1].index(thread)
+            del _requested[place], _threads[place]
 
 
 @contextmanager
 def recorded() -> Iterator[list[Choice]]:
-    """Collects the choices that ops make inside the context."""
+    """Collects the choices that ops make inside the context, in all threads."""
     choices: list[Choice] = []
-    _records.append(choices)
+    with _lock:
+        _records.append(choices)
     try:
         yield choices
     finally:
-        _records.pop()
+        with _lock:
+            _records[:] = [each for each in _records if each is not choices]
 
 
 def records_choices() -> bool:

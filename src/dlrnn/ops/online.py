@@ -52,7 +52,7 @@ def online_start(
 ) -> OnlineState:
     """The state after `history` (which may be empty) has been read.
 
-    The kernel is zero from entry `window` on, and inputs that old are dropped.
+    A restricted kernel is zero from entry `window` on, and inputs that old are dropped.
     """
     _, seen, channels = history.shape
     if window is not None and seen > _largest(window):  # earlier inputs are out of reach

@@ -35,8 +35,8 @@ def step(
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H N 2"]]:
     """One step: `x' = lambda x + u` and `y = Re(W x') + skip u`.
 
-    With a restricted kernel, `leaving` is the input that is now `window` steps old; its remainder,
-    `lambda^window leaving`, is subtracted from the state.
+    With a kernel restricted to `window` entries, `leaving` is the input that is now so many steps
+    old; its remainder, `lambda^window leaving`, is subtracted from the state.
 
     Computed in float64 and rounded once, to the state's dtype: a lambda rounded to fp32 would add a
     phase error with every step.

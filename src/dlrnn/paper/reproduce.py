@@ -1,6 +1,6 @@
 """Reproduce a table of the paper: train what is missing and compare the numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -117,10 +117,15 @@ def select(table: str, only: str | None = None) -> Sequence[str]:
     return chosen
 
 
-def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, Any]]:
-    """A line for each recipe: the paper's number, that of the runs in `out`, status and cost."""
+def listing(
+    out: str | Path = "runs", scale: Scale = "full", asked: Iterable[Recipe] | None = None
+) -> list[dict[str, Any]]:
+    """A line for each recipe: the paper's number, that of the runs in `out`, status and cost.
+
+    `asked` are the recipes, by default all. The cost is of the paper's sizes: for "full" only.
+    """
     rows = []
-    for recipe in RECIPES.values():
+    for recipe in RECIPES.values() if asked is None else asked:
         row = make_row(recipe, outcomes(recipe, out, scale))
         line = {
             "name": recipe.name,
@@ -129,9 +134,8 @@ def listing(out: str | Path = "runs", scale: Scale = "full") -> list[dict[str, A
             "yours": short(row.yours) or None,
             "status": row.status,
             "refused": row.refused,
-            "minutes": max(1, round(recipe.cost)),
         }
-        rows.append(line)
+        rows.append(line | ({"minutes": max(1, round(recipe.cost))} if scale == "full" else {}))
     return rows
 
 

@@ -95,24 +95,34 @@ def run_of(
     recipe: Recipe, out: str | Path, scale: Scale, seed: int = 0, overrides: Sequence[str] = ()
 ) -> Run:
     """The run of a recipe at a scale with a seed, and with other settings (`with_overrides`)."""
-    config = replace(scaled(recipe, scale), seed=seed)
-    config = with_overrides(config, overrides) if overrides else config
-    return Run(recipe, config, changed_path(recipe, out, scale, config))
+    usual = replace(scaled(recipe, scale), seed=seed)
+    config = with_overrides(usual, overrides) if overrides else usual
+    path = _folder(recipe, out, scale) / _name(config, usual)
+    return Run(recipe, config, path)
 
 
 def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfig) -> Path:
     """OUT/SCALE/NAME/seed-K for the recipe's own settings, OUT/.../seed-K-DIGEST for others."""
-    path = Path(out) / scale / recipe.name / f"seed-{config.seed}"
-    if config == replace(scaled(recipe, scale), seed=config.seed):
-        return path
+    usual = replace(scaled(recipe, scale), seed=config.seed)
+    return _folder(recipe, out, scale) / _name(config, usual)
+
+
+def _folder(recipe: Recipe, out: str | Path, scale: Scale) -> Path:
+    """The folder of the runs of a recipe."""
+    return Path(out) / scale / recipe.name
+
+
+def _name(config: RunConfig, usual: RunConfig) -> str:
+    if config == usual:
+        return f"seed-{config.seed}"
     digest = hashlib.sha256(in_json(config.identity()).encode()).hexdigest()
-    return path.with_name(f"{path.name}-{digest[:8]}")
+    return f"seed-{config.seed}-{digest[:8]}"
 
 
 def outcomes(recipe: Recipe, out: str | Path, scale: Scale) -> dict[int, Outcome]:
     """The outcome of every seed that has a run directory."""
-    parent = run_of(recipe, out, scale).path.parent
-    names = [re.fullmatch(r"seed-(\d+)", path.name) for path in parent.glob("seed-*")]
+    paths = _folder(recipe, out, scale).glob("seed-*")
+    names = [re.fullmatch(r"seed-(\d+)", path.name) for path in paths]
     seeds = sorted(int(name[1]) for name in names if name)
     return {seed: run_of(recipe, out, scale, seed).outcome() for seed in seeds}
 

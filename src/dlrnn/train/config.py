@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import getitem
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_origin
 
 from dlrnn import tasks
 from dlrnn.common.suggestions import nearest
-from dlrnn.common.untrusted import as_json, brief, expected, fit, fit_fields, parse_json
+from dlrnn.common.untrusted import as_json, brief, expected, fit, fit_fields, hints_of, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
 
 LARGEST_SIZE = 2**31
@@ -73,7 +73,7 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        types = get_type_hints(type(self))
+        types = hints_of(type(self))
         for name, value in vars(self).items():
             if name not in ("task", "model"):
                 object.__setattr__(self, name, fit(value, types[name], name))
@@ -156,7 +156,7 @@ def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be a JSON object, not {values!r:.60}")
     task = fit(values.get("task"), TaskConfig, f"{where}: task")
-    schema = {**get_type_hints(RunConfig), "model": _model_class(task.name)}
+    schema = {**hints_of(RunConfig), "model": _model_class(task.name)}
     try:
         return RunConfig(**fit_fields(values, schema, where, needed=("task", "model")))
     except ValueError as error:
@@ -206,7 +206,7 @@ def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, A
         option, has_value, text = word.partition("=")
         name = option.removeprefix("--")
         if not word.startswith("--"):
-            raise ValueError(f"unrecognized arguments: {word}")
+            raise ValueError(f"a setting is written as --steps 100; got {word!r}, without --")
         if name not in types and not name.startswith(free):
             near = nearest(name, types)
             advice = f"did you mean --{near}?" if near else "see `dlrnn recipes --show RECIPE`"
@@ -225,9 +225,9 @@ def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, A
 
 def _setting_types(config: RunConfig) -> dict[str, Any]:
     """The types of all settings by name; options of mixers and tasks are checked later."""
-    types = get_type_hints(RunConfig) | {"task": dict[str, Any], "model": dict[str, Any]}
+    types = hints_of(RunConfig) | {"task": dict[str, Any], "model": dict[str, Any]}
     for part in ("task", "model"):
-        hints = get_type_hints(type(getattr(config, part)))
+        hints = hints_of(type(getattr(config, part)))
         types |= {f"{part}.{name}": kind for name, kind in hints.items()}
     if isinstance(config.model, ModelConfig):
         types |= {f"model.mixer_options.{name}": Any for name in config.model.option_types()}

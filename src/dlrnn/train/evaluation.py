@@ -25,6 +25,7 @@ from dlrnn.models import (
 )
 from dlrnn.models.pretrained import LARGEST_FILE, TOKENIZER
 from dlrnn.tasks import Batch, Task
+from dlrnn.tasks.atomic.pictures import BLUE, GRAY
 from dlrnn.tasks.pg19 import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.train.checkpoint import BEST, load_best, read_header
 from dlrnn.train.config import in_json
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEST = "test.json"
-PICTURE_SAMPLES = 4
+PICTURE_SAMPLES, PICTURE_OUTPUTS, PICTURE_POSITIONS = 4, 4, 128
 BREAKDOWN_BATCHES = 8
 
 
@@ -115,25 +116,48 @@ def predictions(model: nn.Module, batch: Batch) -> list[tuple[np.ndarray, np.nda
 
 
 def draw(task: Task, batch: Batch, output: Tensor) -> "Figure":
-    """Targets above predictions by position; for a segmentation, images below the input."""
-    rows = {"truth": batch.targets, "prediction": output[:, -task.output_length :]}
-    is_image, side = task.kind == "tagging", round(task.input_length**0.5)
-    if is_image:
-        images = {"image": batch.inputs[..., 0]}
-        rows = {**images, "truth": batch.targets, "prediction": output.argmax(-1)}
+    """Predictions beside the truth: images of a segmentation, or curves of a regression."""
+    if task.kind == "tagging":
+        return _draw_images(task, batch, output.argmax(-1))
+    return _draw_curves(task, batch.targets, output[:, -task.output_length :])
+
+
+def _draw_images(task: Task, batch: Batch, predicted: Tensor) -> "Figure":
+    """Each sample's image, truth and prediction in a column."""
+    rows = {"image": batch.inputs[..., 0], "truth": batch.targets, "prediction": predicted}
+    side = round(task.input_length**0.5)
     figure = new_figure(3 * PICTURE_SAMPLES, 3 * len(rows))
-    axes = figure.subplots(len(rows), PICTURE_SAMPLES)
-    for place, (name, values) in enumerate(rows.items()):
-        title = name if place else f"{task.name}: {name}"
-        axes[place, 0].set_title(title, fontsize=9)
-        for each, value in zip(axes[place], values.numpy(), strict=True):
-            if is_image:
-                least, most = (-1, 1) if name == "image" else (0, 2)
-                each.imshow(value.reshape(side, side), cmap="gray_r", vmin=least, vmax=most)
-                each.set(xticks=[], yticks=[])
-            else:
-                each.plot(value, linewidth=0.8)
-                each.set_ylim(-1.1, 1.1)
+    panels = figure.subplots(len(rows), PICTURE_SAMPLES)
+    for line, (name, values) in zip(panels, rows.items(), strict=True):
+        line[0].set_title(f"{task.name}: {name}" if name == "image" else name, fontsize=9)
+        least, most = (-1, 1) if name == "image" else (0, 2)
+        for axes, value in zip(line, values.numpy(), strict=True):
+            axes.imshow(value.reshape(side, side), cmap="gray_r", vmin=least, vmax=most)
+            axes.set(xticks=[], yticks=[])
+    return figure
+
+
+def _draw_curves(task: Task, targets: Tensor, predicted: Tensor) -> "Figure":
+    """Each sample's prediction over the truth in a column, with a row for each of a few outputs.
+
+    The last PICTURE_POSITIONS positions are drawn: more could not be told apart.
+    """
+    length, width = targets.shape[1:]
+    first = max(0, length - PICTURE_POSITIONS)
+    place = range(task.input_length - length + first, task.input_length)
+    outputs = sorted({round(k) for k in np.linspace(0, width - 1, PICTURE_OUTPUTS)})
+    figure = new_figure(4 * PICTURE_SAMPLES, 1 + 2 * len(outputs))
+    panels = figure.subplots(len(outputs), PICTURE_SAMPLES, squeeze=False, sharex=True, sharey=True)
+    for line, k in zip(panels, outputs, strict=True):
+        for axes, truth, value in zip(line, targets[..., k], predicted[..., k], strict=True):
+            axes.plot(place, truth[first:], color=GRAY, linewidth=3, label="truth")
+            axes.plot(place, value[first:], color=BLUE, linewidth=1, label="prediction")
+            axes.spines[["top", "right"]].set_visible(False)
+        line[0].set_ylabel(f"output {k}" if width > 1 else "output")
+    for axes in panels[-1]:
+        axes.set(xlabel="position", xlim=(place[0], place[-1] + 1), ylim=(-1.1, 1.1))
+    panels[0, 0].set_title(task.name, loc="left")
+    panels[0, -1].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2)
     return figure
 
 

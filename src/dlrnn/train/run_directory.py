@@ -122,21 +122,27 @@ class RunDirectory:
         check_links(path)
         return cls(path)
 
-    def note_environment(self, *, anew: bool) -> None:
-        """Add the environment to environment.json if it has changed; `anew` replaces all."""
+    def note_environment(self, *, anew: bool) -> int | None:
+        """Add the environment to environment.json if it has changed; `anew` replaces all.
+
+        Returns the number of threads that the run had before, if it was another one.
+        """
         path = self.path / ENVIRONMENT
         if anew:
             write_whole(path, in_json(environment()).encode())
-            return
+            return None
         try:
             content = parse_json(read_bytes(path), str(path))
             schema = {**_ENVIRONMENT, "then": list[dict[str, Any]]}
             first = fit_fields(content, schema, str(path), needed=())
         except (ValueError, FileNotFoundError):  # it is damaged, but no run needs it
-            return
+            return None
         then: list[dict[str, Any]] = first.pop("then", [])
-        if (now := environment()) != (then or [first])[-1]:
+        now, before = environment(), (then or [first])[-1]
+        if now != before:
             write_whole(path, in_json({**first, "then": [*then, now]}).encode())
+        threads = before.get("threads")
+        return threads if isinstance(threads, int) and threads != now["threads"] else None
 
     @property
     def config(self) -> RunConfig:

@@ -129,7 +129,11 @@ def train(
             if begins:
                 RunDirectory.create(folder.path, config, files)
             else:
-                folder.note_environment(anew=not checkpoints(folder.path))
+                threads = folder.note_environment(anew=not checkpoints(folder.path))
+                if threads is not None and fabric.device.type == "cpu":
+                    said = f"{path} had {threads} threads of PyTorch, and now has another number"
+                    cure = f"rounding may differ; OMP_NUM_THREADS={threads} resumes it exactly"
+                    print(printable(f"{said}: {cure}"), file=sys.stderr)
         fabric.barrier()
         stack.enter_context(deterministic(enable=config.deterministic))
         options: dict[str, Any] = {"early_stop": early_stop, "show": show, "writer": writer}

@@ -9,6 +9,7 @@ from dlrnn.models import LanguageConfig, ModelConfig
 from dlrnn.paper.recipes.cost import minutes
 from dlrnn.paper.recipes.departures import departures_of
 from dlrnn.tasks import TASKS
+from dlrnn.tasks import get as get_task
 from dlrnn.train import RunConfig, TaskConfig
 
 DSS_NOTE = "Lambda starts at the authors' program's frequencies, pi n; the paper's text has 2 pi n"
@@ -78,7 +79,7 @@ def scaled(recipe: Recipe, scale: Scale) -> RunConfig:
 def tiny(config: RunConfig) -> RunConfig:
     """The run with a small model, short inputs and few steps."""
     task = _tiny_task(config.task)
-    length = replace(config, task=task).make_task().input_length
+    length = get_task(task.name, **{"seed": config.seed, **task.settings}).input_length
     share = length / config.make_task().input_length
     batch = min(config.batch_size, 16, max(2, 2**14 // length))
     model: ModelConfig | LanguageConfig
