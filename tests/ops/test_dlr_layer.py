@@ -64,6 +64,7 @@ def test_custom_ops_are_sound(emulated, dtype):
     ("device", "missing"),  # a device of its own for each, because the answer is kept
     [(100, None), (101, convolution), (102, output_stage), (103, vandermonde)],
 )
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="pretends to have GPUs")
 def test_the_longest_sequence_depends_on_all_three_families(device, missing, monkeypatch):
     monkeypatch.setattr(nvrtc, "capability", lambda _: (9, 0))
     monkeypatch.setattr(nvrtc, "available", lambda: True)

@@ -191,9 +191,9 @@ def test_custom_ops_are_sound(family):
         W, v = W[:, 0], v[:, 0]
     product, adjoint, slopes = (getattr(torch.ops.dlrnn, name).default for name in family.ops)
     W, log_lambda, v = (t.clone().requires_grad_() for t in (W, log_lambda, v))
-    torch.library.opcheck(product, (W, log_lambda, 20))
-    torch.library.opcheck(adjoint, (v, log_lambda))
-    torch.library.opcheck(slopes, tuple(t.detach() for t in (v, W, log_lambda)))
+    torch.library.opcheck(product, (W, log_lambda, 20, False))
+    torch.library.opcheck(adjoint, (v, log_lambda, False))
+    torch.library.opcheck(slopes, (*(t.detach() for t in (v, W, log_lambda)), False))
 
 
 def test_one_lambda_for_all_channels_gives_the_shared_product():

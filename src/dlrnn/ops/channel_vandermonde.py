@@ -40,7 +40,7 @@ def channel_vandermonde(
     if length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
     flat = W.reshape(math.prod(W.shape[:-3]), *log_lambda.shape)
-    kernel: Tensor = _product_op(flat, in_float64(log_lambda), length)
+    kernel: Tensor = _product_op(flat, in_float64(log_lambda), length, False)
     return kernel.reshape(*W.shape[:-2], length)
 
 
@@ -52,7 +52,7 @@ def channel_adjoint(
     rows = tuple("." for _ in v.shape[:-2])
     require_shape("v", v, (*rows, log_lambda.shape[0], "L"))
     flat = v.reshape(math.prod(v.shape[:-2]), *v.shape[-2:])
-    moments: Tensor = _adjoint_op(flat, in_float64(log_lambda))
+    moments: Tensor = _adjoint_op(flat, in_float64(log_lambda), False)
     return moments.reshape(*v.shape[:-2], *log_lambda.shape)
 
 
@@ -69,9 +69,9 @@ def _check(values: Tensor, log_lambda: Tensor) -> None:
 # ---------------------------------------------------------------------------------- forward
 
 
-def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+def _product(W: Tensor, log_lambda: Tensor, length: int, tf32: bool) -> Tensor:
     if uses_fused("channel_vandermonde", W, lambda: kernels.supports(W, log_lambda)):
-        return kernels.product(W, log_lambda, length)
+        return kernels.product(W, log_lambda, length)  # without tensor cores: never tf32
     rows, channels, states, _ = W.shape
     split, blocks = table_split(W, length)
     kernel = W.new_empty(rows, channels, blocks, split)
@@ -105,9 +105,9 @@ def _scaled(weight: Tensor, coarse: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- adjoint
 
 
-def _adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
+def _adjoint(v: Tensor, log_lambda: Tensor, tf32: bool) -> Tensor:
     if uses_fused("channel_adjoint", v, lambda: kernels.supports(v, log_lambda)):
-        return kernels.adjoint(v, log_lambda)
+        return kernels.adjoint(v, log_lambda, tf32=tf32)
     (rows, channels, length), states = v.shape, log_lambda.shape[1]
     split, blocks = table_split(v, length)
     v = torch.nn.functional.pad(v, (0, blocks * split - length)).unflatten(2, (blocks, split))

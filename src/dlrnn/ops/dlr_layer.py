@@ -38,7 +38,8 @@ def composition(u: Tensor, parameters: Parameters, entries: int, activation: str
     """The layer as a composition of ops; `entries` is the length of the kernel."""
     log_lambda_re, log_lambda_im, W, D, weight, bias = parameters
     log_lambda = DLRExponents(log_lambda_re, log_lambda_im).log_lambda()
-    right, left = _directions(vandermonde(W, log_lambda, entries), D)
+    tf32 = stored_dtype(u) != torch.float32
+    right, left = _directions(vandermonde(W, log_lambda, entries, tf32=tf32), D)
     return mix(u, right, _or_empty(left, right), weight, bias, skip=D, activation=activation)
 
 
@@ -129,7 +130,7 @@ def layer_op(  # noqa: PLR0917
         *(nvrtc.ceil_div(states, THREADS), THREADS),
         *(log_lambda_re.contiguous(), log_lambda_im.contiguous(), log_lambda, states),
     )
-    kernel = kernels.vandermonde(W, log_lambda, entries, coarse=dtype != torch.float32)
+    kernel = kernels.vandermonde(W, log_lambda, entries, tf32=dtype != torch.float32)
     right, left = _directions(kernel, D)
     y, rows_u, spectra = row_kernels.forward_rows(
         *(u, right, _or_empty(left, right), D, dtype, keep)
@@ -162,8 +163,8 @@ def layer_backward_op(  # noqa: PLR0917
         *(dy, rows_u, spectra, dout.shape[1], right, _or_empty(left, right), D, dtype),
         gradients=(d_right, _or_empty(d_left, right)),
     )
-    coarse = rows_u.dtype != torch.float32
-    dW, d_log_lambda = kernels.gradients(d_kernel, W, log_lambda, coarse=coarse)
+    tf32 = rows_u.dtype != torch.float32
+    dW, d_log_lambda = kernels.gradients(d_kernel, W, log_lambda, tf32=tf32)
     d_re, d_im, d_D = (torch.empty_like(x) for x in (log_lambda_re, log_lambda_re, D))
     states, channels = d_re.shape[0], D.shape[0]
     _kernel("parameter_gradients", dout.device)(

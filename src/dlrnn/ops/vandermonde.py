@@ -43,9 +43,17 @@ SMALL = 2**12
 
 
 def vandermonde(
-    W: Float[Tensor, "*rows N 2"], log_lambda: Float[Tensor, "N 2"], length: int
+    W: Float[Tensor, "*rows N 2"],
+    log_lambda: Float[Tensor, "N 2"],
+    length: int,
+    *,
+    tf32: bool = False,
 ) -> Float[Tensor, "*rows {length}"]:
-    """`K_k = Re(sum_n W_n lambda_n^k)` for k = 0 .. length-1, in the precision of W."""
+    """`K_k = Re(sum_n W_n lambda_n^k)` for k = 0 .. length-1, in the precision of W.
+
+    With `tf32` the fused kernels, of the gradients too, have the error of tf32 (3e-4): for a kernel
+    that meets 16-bit numbers.
+    """
     require_no_transform()
     fits = log_lambda.dim() == 2 and W.shape[-2:] == log_lambda.shape and log_lambda.shape[1] == 2
     if not fits or W.dtype not in REAL or W.device != log_lambda.device:
@@ -59,7 +67,7 @@ def vandermonde(
     if W.is_cpu and runs_eagerly(W) and log_lambda.shape[0] * length <= SMALL:
         kernel = _SmallProduct.apply(flat, log_lambda.double(), length)  # type: ignore[no-untyped-call]
     else:
-        kernel = product_op(flat, in_float64(log_lambda), length)
+        kernel = product_op(flat, in_float64(log_lambda), length, tf32)
     return kernel if W.dim() == 3 else kernel.reshape(*W.shape[:-2], length)
 
 
@@ -70,7 +78,7 @@ def vandermonde_adjoint(
     require_no_transform()
     _explain(v, log_lambda)
     flat = v.reshape(math.prod(v.shape[:-1]), v.shape[-1])
-    moments: Tensor = moments_op(flat, in_float64(log_lambda))
+    moments: Tensor = moments_op(flat, in_float64(log_lambda), False)
     return moments.reshape(*v.shape[:-1], *log_lambda.shape)
 
 
@@ -100,10 +108,10 @@ def are_together(values: Tensor, log_lambda: Tensor) -> bool:
 # ---------------------------------------------------------------------------------- forward
 
 
-def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
+def _product(W: Tensor, log_lambda: Tensor, length: int, tf32: bool) -> Tensor:
     """W [R, N, 2], log_lambda [N, 2] in float64 -> K [R, length]."""
     if uses_fused("vandermonde", W, lambda: kernels.supports(W, log_lambda)):
-        return kernels.vandermonde(W, log_lambda, length)
+        return kernels.vandermonde(W, log_lambda, length, tf32=tf32)
     rows, states, _ = W.shape
     # conj_physical: inside a compiled graph the lazy conj() bit of a tensor is not honoured here
     W_conj = torch.view_as_complex(W.contiguous()).conj_physical()
@@ -123,10 +131,10 @@ def _product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
 # ---------------------------------------------------------------------------------- adjoint
 
 
-def _moments(v: Tensor, log_lambda: Tensor) -> Tensor:
+def _moments(v: Tensor, log_lambda: Tensor, tf32: bool) -> Tensor:
     """From v [R, L] and log_lambda [N, 2] in float64 -> M [R, N, 2]."""
     if uses_fused("vandermonde_adjoint", v, lambda: kernels.supports(v, log_lambda)):
-        return kernels.adjoint(v, log_lambda)
+        return kernels.adjoint(v, log_lambda, tf32=tf32)
     (rows, length), states = v.shape, log_lambda.shape[0]
     split, blocks = table_split(v, length)
     fine = fine_table(log_lambda, split, v).t()  # [S, N 2]
@@ -152,13 +160,13 @@ class Derivatives(NamedTuple):
 
     product: Op
     adjoint: Op
-    product_backward: Callable[[Any, Tensor], tuple[Tensor, Tensor | None, None]]
+    product_backward: Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 
 
 def with_derivatives(
     names: tuple[str, str, str],
-    product: Callable[[Tensor, Tensor, int], Tensor],
-    adjoint: Callable[[Tensor, Tensor], Tensor],
+    product: Callable[[Tensor, Tensor, int, bool], Tensor],
+    adjoint: Callable[[Tensor, Tensor, bool], Tensor],
     fused: ModuleType,
 ) -> Derivatives:
     """Make the ops of these functions; `names` are theirs and that of both gradients in one op."""
@@ -169,53 +177,62 @@ def with_derivatives(
     adjoint_name = names[1].removeprefix("dlrnn::")
 
     @op(names[2], replays=True)
-    def gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(dK: Tensor, W: Tensor, log_lambda: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
         """Of the product, without derivatives of their own."""
         if uses_fused(adjoint_name, dK, lambda: fused.supports(dK, log_lambda)):
-            found: tuple[Tensor, Tensor] = fused.gradients(dK, W, log_lambda)
+            found: tuple[Tensor, Tensor] = fused.gradients(dK, W, log_lambda, tf32=tf32)
             return found
-        return both_gradients(adjoint, dK, W, log_lambda)
+        return both_gradients(adjoint, dK, W, log_lambda, tf32)
 
     def both_gradients(
-        moments_of: Callable[[Tensor, Tensor], Tensor], dK: Tensor, W: Tensor, log_lambda: Tensor
+        moments_of: Callable[[Tensor, Tensor, bool], Tensor],
+        dK: Tensor,
+        W: Tensor,
+        log_lambda: Tensor,
+        tf32: bool,
     ) -> tuple[Tensor, Tensor]:
-        moments, slope = moments_of(torch.cat((dK, _times_position(dK))), log_lambda).chunk(2)
+        both = torch.cat((dK, _times_position(dK)))
+        moments, slope = moments_of(both, log_lambda, tf32).chunk(2)
         return conjugate(moments), _log_lambda_gradient(W, slope)
 
     @product_op.register_fake
-    def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt) -> Tensor:
+    def _(W: Tensor, log_lambda: Tensor, length: int | torch.SymInt, tf32: bool) -> Tensor:
         return W.new_empty(*W.shape[:-2], length)
 
     @adjoint_op.register_fake
-    def _(v: Tensor, log_lambda: Tensor) -> Tensor:
+    def _(v: Tensor, log_lambda: Tensor, tf32: bool) -> Tensor:
         return v.new_empty(v.shape[0], *log_lambda.shape)
 
     @gradients.register_fake
-    def _(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+    def _(dK: Tensor, W: Tensor, log_lambda: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
         return W.new_empty(W.shape), log_lambda.new_empty(log_lambda.shape)
 
-    def product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        W, log_lambda = ctx.saved_tensors
-        grad = grad.contiguous()
-        if not ctx.needs_input_grad[1]:
-            return conjugate(adjoint_op(grad, log_lambda)), None, None
-        if torch.is_grad_enabled():
-            return *both_gradients(adjoint_op, grad, W, log_lambda), None
-        return *gradients(grad, W, log_lambda), None
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.tf32 = inputs[-1]
 
-    def adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        W, log_lambda = ctx.saved_tensors
+        grad, tf32 = grad.contiguous(), ctx.tf32
+        if not ctx.needs_input_grad[1]:
+            return conjugate(adjoint_op(grad, log_lambda, tf32)), None, None, None
+        if torch.is_grad_enabled():
+            return *both_gradients(adjoint_op, grad, W, log_lambda, tf32), None, None
+        return *gradients(grad, W, log_lambda, tf32), None, None
+
+    def adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         v, log_lambda = ctx.saved_tensors
         weight = conjugate(grad.contiguous())
         dv = d_log_lambda = None
         if ctx.needs_input_grad[0]:
-            dv = product_op(weight, log_lambda, v.shape[-1])
+            dv = product_op(weight, log_lambda, v.shape[-1], ctx.tf32)
         if ctx.needs_input_grad[1]:
-            slope = adjoint_op(_times_position(v), log_lambda)
+            slope = adjoint_op(_times_position(v), log_lambda, ctx.tf32)
             d_log_lambda = _log_lambda_gradient(weight, slope)
-        return dv, d_log_lambda
+        return dv, d_log_lambda, None
 
-    product_op.register_autograd(product_backward, saves=2)
-    adjoint_op.register_autograd(adjoint_backward, saves=2)
+    product_op.register_autograd(product_backward, setup_context=save)
+    adjoint_op.register_autograd(adjoint_backward, setup_context=save)
     return Derivatives(product_op, adjoint_op, product_backward)
 
 
@@ -247,15 +264,15 @@ class _SmallProduct(torch.autograd.Function):
         exponent = torch.view_as_complex(log_lambda.contiguous())[:, None] * position
         P = exponent.exp().to(COMPLEX[W.dtype])
         ctx.save_for_backward(W, log_lambda)
-        ctx.P, ctx.position = P, position
+        ctx.P, ctx.position, ctx.tf32 = P, position, False
         kernel: Tensor = (torch.view_as_complex(W.contiguous()) @ P).real.clone()
         return kernel
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         W, _ = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
-            return _product_backward(ctx, grad)
+            return _product_backward(ctx, grad)[:3]
         both = torch.cat((grad, grad * ctx.position)) if ctx.needs_input_grad[1] else grad
         moments = both.to(ctx.P.dtype) @ ctx.P.mT
         dW = torch.view_as_real(moments[: len(W)].conj_physical())

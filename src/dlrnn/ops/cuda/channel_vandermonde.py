@@ -38,17 +38,21 @@ def product(W: Tensor, log_lambda: Tensor, length: int) -> Tensor:
     return total[: rows * length].view(count, channels, length)
 
 
-def adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
+def adjoint(v: Tensor, log_lambda: Tensor, *, tf32: bool = False) -> Tensor:
     """`M_hn = sum_k v_hk lambda_hn^k`: v [rows, H, L] -> pairs [rows, H, N, 2]."""
-    return _moments(v, log_lambda)[0]
+    return _moments(v, log_lambda, tf32=tf32)[0]
 
 
-def gradients(dK: Tensor, W: Tensor, log_lambda: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(
+    dK: Tensor, W: Tensor, log_lambda: Tensor, *, tf32: bool = False
+) -> tuple[Tensor, Tensor]:
     """The gradients of the product: dW, and d log_lambda in float64."""
-    return _moments(dK, log_lambda, aligned(W))
+    return _moments(dK, log_lambda, aligned(W), tf32=tf32)
 
 
-def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _moments(
+    v: Tensor, log_lambda: Tensor, W: Tensor | None = None, *, tf32: bool = False
+) -> tuple[Tensor, Tensor]:
     """The moments of v; given W, the gradients."""
     (count, channels, length), states, device = v.shape, log_lambda.shape[1], v.device
     with_derivative, rows = int(W is not None), count * channels
@@ -62,7 +66,7 @@ def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Te
     )
     result, d_log_lambda = vandermonde.moments_results(v, log_lambda, W)
     shared_bytes = max(kernels.moments_bytes, (ROWS + PIECES[kernels]) * ROW_BYTES)
-    _kernel("channel_moments", shared_bytes, device)(
+    _kernel("channel_moments", shared_bytes, device, tf32=tf32)(
         *(channels * ceil_div(states, WIDTH), kernels.threads, values, inverse_scale),
         *(aligned(log_lambda), v if W is None else W, result, d_log_lambda),
         *(count, channels, states, pieces, share, shift, with_derivative),
@@ -70,6 +74,8 @@ def _moments(v: Tensor, log_lambda: Tensor, W: Tensor | None = None) -> tuple[Te
     return result, d_log_lambda
 
 
-def _kernel(name: str, shared_bytes: int, device: torch.device) -> nvrtc.Kernel:
-    file, products = "channel_vandermonde.cu", vandermonde.products()
+def _kernel(
+    name: str, shared_bytes: int, device: torch.device, *, tf32: bool = False
+) -> nvrtc.Kernel:
+    file, products = "channel_vandermonde.cu", vandermonde.products(tf32=tf32)
     return vandermonde.kernel(file, name, shared_bytes, device, products)

@@ -3,7 +3,7 @@
 They have the meaning of the functions of `ops.vandermonde`, for |lambda| <= 1: larger powers become
 infinite. No result is added atomically: a sum over several blocks is the sum of partial results.
 Products have the precision of fp32, or of tf32 if PyTorch was told so
-(`torch.set_float32_matmul_precision("high")`) or if the result meets 16-bit numbers (`coarse`).
+(`torch.set_float32_matmul_precision("high")`) or if the result meets 16-bit numbers (`tf32`).
 
 Hopper GPUs have kernels of their own, all others of compute capability 8.0 or later the portable
 ones. Both read the same tables and share what runs before and after the products.
@@ -62,7 +62,7 @@ def supports(values: Tensor, log_lambda: Tensor) -> bool:
     return fits and nvrtc.runs_on(values, portable=True)
 
 
-def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, coarse: bool = False) -> Tensor:
+def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, tf32: bool = False) -> Tensor:
     """`K_k = Re(sum_n W_n lambda_n^k)`: W [rows, N, 2], log_lambda [N, 2] -> [rows, length]."""
     (rows, given_states, _), device = W.shape, W.device
     row_tiles, tiles = ceil_div(rows, HEIGHT), ceil_div(length, TILE)
@@ -83,7 +83,7 @@ def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, coarse: bool = Fa
     )
     partial = W.new_empty(parts, ceil_div(rows * length, 4) * 4)
     kernels = kernels_for(device)
-    kernel(kernels.product, "product", kernels.product_bytes, device, products(coarse=coarse))(
+    kernel(kernels.product, "product", kernels.product_bytes, device, products(tf32=tf32))(
         *(
             blocks * parts,
             kernels.threads,
@@ -98,20 +98,20 @@ def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, coarse: bool = Fa
     return add_parts(partial)[: rows * length].view(rows, length)
 
 
-def adjoint(v: Tensor, log_lambda: Tensor) -> Tensor:
+def adjoint(v: Tensor, log_lambda: Tensor, *, tf32: bool = False) -> Tensor:
     """`M_n = sum_k v_k lambda_n^k`: v [rows, L], log_lambda [N, 2] -> pairs [rows, N, 2]."""
-    return _moments(v, log_lambda)[0]
+    return _moments(v, log_lambda, tf32=tf32)[0]
 
 
 def gradients(
-    dK: Tensor, W: Tensor, log_lambda: Tensor, *, coarse: bool = False
+    dK: Tensor, W: Tensor, log_lambda: Tensor, *, tf32: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the product: dW, and d log_lambda in float64."""
-    return _moments(dK, log_lambda, aligned(W), coarse=coarse)
+    return _moments(dK, log_lambda, aligned(W), tf32=tf32)
 
 
 def _moments(
-    v: Tensor, log_lambda: Tensor, W: Tensor | None = None, *, coarse: bool = False
+    v: Tensor, log_lambda: Tensor, W: Tensor | None = None, *, tf32: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The moments of v; given W, the gradients."""
     (rows, length), states, device = v.shape, log_lambda.shape[0], v.device
@@ -126,9 +126,7 @@ def _moments(
     values, inverse_scale, shift = moments_operand(v, 1, pieces, share, with_derivative)
     partial = v.new_empty(height * pieces, states, 2)
     kernels, tiles = kernels_for(device), ceil_div(states, WIDTH) * values.shape[0]
-    kernel(
-        "vandermonde_moments.cu", "moments", kernels.moments_bytes, device, products(coarse=coarse)
-    )(
+    kernel("vandermonde_moments.cu", "moments", kernels.moments_bytes, device, products(tf32=tf32))(
         *(tiles, kernels.threads, values, log_lambda, partial),
         *(height * pieces, states, share),
     )
@@ -201,9 +199,9 @@ def split_sum(
     return share, ceil_div(steps, share)
 
 
-def products(*, coarse: bool = False) -> int:
+def products(*, tf32: bool = False) -> int:
     """How many products of fp16 parts form a product of fp32 numbers."""
-    return 1 if coarse or torch.backends.cuda.matmul.fp32_precision == "tf32" else 3
+    return 1 if tf32 or torch.backends.cuda.matmul.fp32_precision == "tf32" else 3
 
 
 def _auxiliary(name: str, device: torch.device) -> nvrtc.Kernel:
