@@ -57,7 +57,7 @@ def test_recipes_show_what_is_recorded(tmp_path, capsys, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "records.jsonl").write_text("".join(f"{r.to_line()}\n" for r in lines))
     shown = line(recipe)
-    assert (shown["paper"], shown["ours"], shown["yours"]) == ("1", "0.950", None)
+    assert (shown["paper"], shown["ours"], shown["yours"]) == ("1", "0.950 (0.900 to 1.000)", None)
     assert line("table1/shift/dss-1")["ours"] is None
     cut = made_up.record("table1/shift/dss-1", value=0.5, steps=3)
     with (tmp_path / "results" / "records.jsonl").open("a") as records:
