@@ -5,8 +5,10 @@ have room. In Pathfinder-Segmentation every pixel has a class: 2 on the main pat
 discs, 1 on a main path that does not, 0 elsewhere. A pixel belongs to a path if a dash of the path,
 drawn alone and reduced to the image's resolution, leaves ink on it, halo included. Discs belong to
 no path: a pixel under a disc has a class only where a dash reaches it. Where halos of both main
-paths overlap, the brighter one decides. Much of a mask is faint halo: 58% of the pixels of a class
-at resolution 128, and 27% at 512, have ink of at most 12 of 255.
+paths overlap, the larger class counts. Much of a mask is faint halo: 56% of the pixels of a class
+at resolution 128, and 26% at 512, have ink of at most 12 of 255.
+
+Images have the statistics of those of the authors' program: tests/pathfinder_measures.py.
 """
 
 from dataclasses import asdict, dataclass
@@ -127,16 +129,18 @@ class PathfinderGenerator(GeneratedSet):
 
     - `margins`: each image has one of them with equal probability; it is half the gap between
       consecutive dashes (see paths.py).
-    - `contrast` times 255 is full ink, clipped at 255.
-    - `padding`: the distance of ink, without its halo, from the border.
+    - `contrast` and `distractor_contrast`: the brightness of dashes; that of discs is 1. The
+      brightest pixel of an image is 255.
+    - `padding`: the width of the border, which blocks dashes.
+    - `clipped`: the Lanczos filter overshoots; clipped ink has at most its full brightness. The
+      authors' program keeps the overshoot, LRA's clips it.
 
     In a connected image the discs are at both ends of one main path, otherwise at the start of one
     and the far end of the other. The paths start close to each other, so that the distance of the
-    discs says little: from it alone, 48% to 54% of the labels can be guessed, and 65% at 512, whose
-    paths are straight. A disc is centred on a pivot, `margin` beyond a dash; no other path comes
-    closer than `margin` to a possible disc, whether the disc is drawn or not. Not all `distractors`
-    have room: 2.1 of 5 at LRA's 32, 7.2 of 8 in Path-X, 11.8 of 16 at 128, 12.2 of 16 at 256, 14.7
-    of 18 at 512.
+    discs says little: from it alone, 51% to 55% of the labels can be guessed, and 65% at 512, whose
+    paths are straight. Discs are drawn over dashes and block nothing. Not all `distractors` have
+    room: 1.1 of 5 at LRA's 32, 7.7 of 8 in Path-X, 14.2 of 16 at 128, 14.0 of 16 at 256, 16.0 of 18
+    at 512. At LRA's 32 few orientations of a first dash are possible (see `_tap` in stamps.py).
     """
 
     resolution: int
@@ -274,8 +278,8 @@ def segmentation(resolution: int = 128, **settings: Any) -> PathfinderGenerator:
 def lra(**settings: Any) -> PathfinderGenerator:
     """Pathfinder of the Long Range Arena: 32 x 32, one label, discs on the main paths only.
 
-    LRA's contrasts, 2 for a path and 0.75 for a dash, are one factor here, because dashes thinner
-    than a pixel rarely reach full ink.
+    Main paths have a contrast of 1.5 and distractors of 2, as in LRA's program, which applies its
+    dashes' contrast of 0.75 to main paths only.
     """
     return _one_label("pathfinder", {**sizes(32), **settings})
 
