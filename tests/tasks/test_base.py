@@ -57,7 +57,7 @@ def test_every_task_has_a_definition_and_sizes():
         ("listops", {"seed": 2**64}, "listops: seed must be from"),
         ("pathfinder", {"seed": 2**64}, "pathfinder: seed must be from"),
         ("path-x", {"seed": 2**64}, "path-x: seed must be from"),
-        ("pathfinder-segmentation", {"resolution": 31}, "from 32 to 4096, not 31"),
+        ("pathfinder-segmentation", {"resolution": 31}, "from 32 to 1024, not 31"),
         ("listops-subtrees", {"length": 3}, "listops-subtrees: .* from 64 to 65536, not 3"),
         ("listops-subtrees", {"length": 65_537}, "from 64 to 65536, not 65537"),
     ],

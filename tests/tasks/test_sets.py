@@ -17,7 +17,7 @@ from dlrnn.tasks.atomic import operations
 from dlrnn.tasks.base import IGNORED
 from dlrnn.tasks.listops import trees
 from dlrnn.tasks.listops.text import CLOSE
-from dlrnn.tasks.pathfinder import paths, pixels
+from dlrnn.tasks.pathfinder import paths, pixels, stamps
 from dlrnn.tasks.storage import sets, shards
 from dlrnn.tasks.storage.build import build_set
 from dlrnn.tasks.storage.sets import WINDOW, shuffled
@@ -55,14 +55,14 @@ def test_cached_kernels_have_one_signature():
         spec.draw("train", 0)
         task_of(name).sample(2)
     tasks.get("mips", length=8).sample(2)
-    modules = trees, paths, pixels, operations, numba_random
+    modules = trees, paths, pixels, stamps, operations, numba_random
     found = {
         f"{module.__name__}.{name}": len(kernel.signatures)
         for module in modules
         for name, kernel in vars(module).items()
         if isinstance(kernel, Dispatcher) and not isinstance(kernel._cache, NullCache)
     }
-    assert len(found) == 4
+    assert len(found) == 7
     assert set(found.values()) == {1}
 
 

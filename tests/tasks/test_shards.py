@@ -383,7 +383,7 @@ def test_data_sets_are_built_and_listed_by_name(tmp_path):
         ("listops", {"resolution": 64}, "listops has no resolution"),
         ("path-x", {"resolution": 64}, "path-x has one resolution"),
         ("listops", {"samples": 2}, "samples must be at least 3"),
-        ("pathfinder-segmentation", {"resolution": 31}, "resolution must be from 32 to 4096"),
+        ("pathfinder-segmentation", {"resolution": 31}, "resolution must be from 32 to 1024"),
         ("listops", {"out": "file/sub", "samples": 3}, "file is a file; a folder was expected"),
     ],
 )

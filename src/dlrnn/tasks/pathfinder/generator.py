@@ -5,8 +5,10 @@ have room. In Pathfinder-Segmentation every pixel has a class: 2 on the main pat
 discs, 1 on a main path that does not, 0 elsewhere. A pixel belongs to a path if a dash of the path,
 drawn alone and reduced to the image's resolution, leaves ink on it, halo included. Discs belong to
 no path: a pixel under a disc has a class only where a dash reaches it. Where halos of both main
-paths overlap, the brighter one decides. Much of a mask is faint halo: 58% of the pixels of a class
-at resolution 128, and 27% at 512, have ink of at most 12 of 255.
+paths overlap, the larger class counts. Much of a mask is faint halo: 56% of the pixels of a class
+at resolution 128, and 26% at 512, have ink of at most 12 of 255.
+
+Images have the statistics of those of the authors' program: tests/pathfinder_measures.py.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,11 +16,16 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-from jaxtyping import Float64, Int64, UInt8
+from jaxtyping import Int64, UInt8
 
 from dlrnn.tasks.base import Number, check_number
 from dlrnn.tasks.pathfinder import paths, pixels
+from dlrnn.tasks.pathfinder.stamps import Dash, Stamps, disc_of, stamps_of
 from dlrnn.tasks.storage.specs import GeneratedSet, Sample, schema_of
+
+VERSION = 2
+"""Of the images: sets made with another version are refused. Version 1, until 2026-11-20, had fewer
+distractors and thinner dashes than the authors' program."""
 
 _ATTEMPTS = 2**18  # at main paths that have room, after which the settings are refused
 
@@ -36,10 +43,11 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "distractors": (5, 16, 16, 18),
     "distractor_length": (4, 4, 5, 4),
     "contrast": (1.5, 0.9, 1.0, 1.0),
+    "distractor_contrast": (2.0, 0.9, 1.0, 1.0),
 }
 """Each setting at each of these resolutions."""
 _LIMITS: dict[str, tuple[Any, Number, Number]] = {
-    "resolution": (int, 32, 4096),
+    "resolution": (int, 32, 1024),
     "contour_length": (int, 2, 1000),
     "antialias_scale": (int, 1, 8),
     "distractors": (int, 0, 1000),
@@ -52,9 +60,14 @@ _LIMITS: dict[str, tuple[Any, Number, Number]] = {
     "paddle_length": (Number, 0, 1024),
     "continuity": (Number, 1, 100),  # with less, paths would turn by more than 90 degrees
     "contrast": (Number, 0.05, 10),
-    "padding": (Number, 0, 1024),
+    "distractor_contrast": (Number, 0.05, 10),
+    "padding": (int, 0, 1024),
 }
 """The type and the range of each setting."""
+
+
+def _level(contrast: Number) -> int:
+    return round(contrast * (1 << pixels.LEVEL))
 
 
 def sizes(resolution: int) -> dict[str, Any]:
@@ -75,15 +88,15 @@ def sizes(resolution: int) -> dict[str, Any]:
 
 
 class Scene(NamedTuple):
-    """Coordinates of dashes (tail x, y, head x, y) and discs (centre); y points down.
+    """Where dashes and discs are, in whole pixels (y, x); y points down.
 
     Paths 0 and 1 are the main paths, the others distractors; the dashes of a path are in order. The
     first two discs belong to main paths.
     """
 
-    dashes: Float64[np.ndarray, "D 4"]
+    dashes: Int64[np.ndarray, "D 3"]  # y and x of the anchor, and the stamp: see stamps.py
     paths: Int64[np.ndarray, " D"]  # the path of each dash
-    discs: Float64[np.ndarray, "M 2"]
+    discs: Int64[np.ndarray, "M 2"]
     ends: Int64[np.ndarray, " M"]  # the path at whose end each disc is
     margin: float
     attempt: int
@@ -116,16 +129,18 @@ class PathfinderGenerator(GeneratedSet):
 
     - `margins`: each image has one of them with equal probability; it is half the gap between
       consecutive dashes (see paths.py).
-    - `contrast` times 255 is full ink, clipped at 255.
-    - `padding`: the distance of ink, without its halo, from the border.
+    - `contrast` and `distractor_contrast`: the brightness of dashes; that of discs is 1. The
+      brightest pixel of an image is 255.
+    - `padding`: the width of the border, which blocks dashes.
+    - `clipped`: the Lanczos filter overshoots; clipped ink has at most its full brightness. The
+      authors' program keeps the overshoot, LRA's clips it.
 
     In a connected image the discs are at both ends of one main path, otherwise at the start of one
     and the far end of the other. The paths start close to each other, so that the distance of the
-    discs says little: from it alone, 48% to 54% of the labels can be guessed, and 65% at 512, whose
-    paths are straight. A disc is centred on a pivot, `margin` beyond a dash; no other path comes
-    closer than `margin` to a possible disc, whether the disc is drawn or not. Not all `distractors`
-    have room: 2.1 of 5 at LRA's 32, 7.2 of 8 in Path-X, 11.8 of 16 at 128, 12.2 of 16 at 256, 14.7
-    of 18 at 512.
+    discs says little: from it alone, 51% to 55% of the labels can be guessed, and 65% at 512, whose
+    paths are straight. Discs are drawn over dashes and block nothing. Not all `distractors` have
+    room: 1.1 of 5 at LRA's 32, 7.7 of 8 in Path-X, 14.2 of 16 at 128, 14.0 of 16 at 256, 16.0 of 18
+    at 512. At LRA's 32 few orientations of a first dash are possible (see `_tap` in stamps.py).
     """
 
     resolution: int
@@ -141,7 +156,9 @@ class PathfinderGenerator(GeneratedSet):
     distractor_length: int
     mark_distractors: bool
     contrast: Number
-    padding: Number = 1
+    distractor_contrast: Number
+    padding: int = 1
+    clipped: bool = False
     masks: bool = True  # whether the table has a column of masks
 
     writer: ClassVar = {"use_dictionary": False, "write_statistics": False}
@@ -171,17 +188,13 @@ class PathfinderGenerator(GeneratedSet):
         if thickness * scale < 1:
             needed = f"must be at least 1 / {scale}, 1 / antialias_scale, not {thickness}"
             raise ValueError(f"paddle_thickness {needed}")
-        room = length + 2 * margin - thickness / 2
-        if self.marker_radius > room:
-            limit = f"at most {room:g} with these dashes, not {self.marker_radius}"
-            raise ValueError(f"marker_radius must be {limit}")
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The settings that determine the images, besides the seed."""
         others = ("name", "seed", "counts", "shard_rows")
         settings = {key: value for key, value in asdict(self).items() if key not in others}
-        return {**settings, "margins": list(self.margins)}
+        return {**settings, "margins": list(self.margins), "generator": VERSION}
 
     @property
     def bytes_per_sample(self) -> int:
@@ -210,45 +223,35 @@ class PathfinderGenerator(GeneratedSet):
 
     def scene(self, split: str, index: int, attempt: int = 0) -> Scene:
         """Return dashes and discs of an image: of the first successful attempt from `attempt`."""
-        settings = self._rules(), np.array(self.margins, dtype=np.float64)
-        drawn = paths.draw(*self.stream(split, index), (attempt, attempt + _ATTEMPTS), settings)
-        found, margin, connected, first, shapes, owners = drawn
+        stream, counts = self.stream(split, index), (self.contour_length, self.distractors)
+        margin = self.margins[paths.choose(*stream, len(self.margins))]
+        distances = self.resolution, round(self.padding), float(self.seed_distance)
+        rules = paths.Rules(*distances, *counts, self.distractor_length)
+        attempts, stamps = (attempt, attempt + _ATTEMPTS), self._stamps(margin)
+        found, connected, first, dashes, discs = paths.draw(*stream, attempts, rules, stamps)
         if found < 0:
             two = f"two paths of {self.contour_length} dashes of {self.paddle_length} pixels"
             where = f"resolution {self.resolution} in {_ATTEMPTS} attempts"
             raise ValueError(f"{self.name}: {two} found no room at {where}; ask for shorter ones")
-        starts_and_ends = [np.flatnonzero(owners == ~path) for path in (0, 1)]
-        marked = [starts_and_ends[first][0], starts_and_ends[first if connected else 1 - first][1]]
-        marked.extend(np.flatnonzero(owners < ~1))
-        return Scene(
-            shapes[owners >= 0, :4],
-            owners[owners >= 0],
-            shapes[marked, :2],
-            ~owners[marked],
-            margin,
-            found,
-        )
+        discs = discs if self.mark_distractors else discs[:2]
+        marked = [first, first if connected else 1 - first, *range(2, len(discs))]
+        shapes = dashes[:, :3].copy(), dashes[:, 3].copy(), discs
+        return Scene(*shapes, np.array(marked), float(margin), found)
 
-    def _rules(self) -> paths.Rules:
-        lengths = (self.resolution, self.padding, self.paddle_length, self.paddle_thickness)
-        numbers = (*lengths, self.marker_radius, self.seed_distance, self.continuity)
-        counts = (self.contour_length, self.distractors, self.distractor_length)
-        rules: Any = (*map(float, numbers), *counts, self.mark_distractors)
-        return paths.Rules(*rules)
+    def _stamps(self, margin: Number) -> Stamps:
+        lengths = float(self.paddle_length), float(self.paddle_thickness), float(margin)
+        turns = float(self.continuity), self.clipped
+        return stamps_of(Dash(*lengths, self.antialias_scale, *turns))
 
     def paint(self, scene: Scene) -> Image:
         """Return the image of a scene, and its mask."""
-        count = len(scene.paths)
-        shapes = np.empty((count + len(scene.discs), 5))
-        shapes[:count, :4], shapes[:count, 4] = scene.dashes, self.paddle_thickness / 2
-        shapes[count:, :2] = shapes[count:, 2:4] = scene.discs
-        shapes[count:, 4] = self.marker_radius
-        classes = np.zeros(len(shapes), dtype=np.int64)
-        classes[:count] = scene.paths < 2
-        if scene.connected:
-            classes[:count] += scene.paths == scene.ends[0]
-        weights = pixels.lanczos(self.antialias_scale)
-        image, mask = pixels.paint(shapes, classes, self.resolution, weights, float(self.contrast))
+        main = scene.paths < 2
+        levels = np.where(main, _level(self.contrast), _level(self.distractor_contrast))
+        joined = main & (scene.paths == scene.ends[0]) & scene.connected
+        disc = disc_of(float(self.marker_radius), self.antialias_scale, self.clipped)
+        shapes = scene.dashes, levels, main + joined.astype(np.int64), scene.discs
+        stamps = self._stamps(scene.margin)
+        image, mask = pixels.paint(*shapes, self.resolution, stamps, disc)
         label, distractors = int(scene.connected), scene.distractors
         return Image(image, mask, label, scene.margin, distractors, scene.attempt)
 
@@ -275,8 +278,8 @@ def segmentation(resolution: int = 128, **settings: Any) -> PathfinderGenerator:
 def lra(**settings: Any) -> PathfinderGenerator:
     """Pathfinder of the Long Range Arena: 32 x 32, one label, discs on the main paths only.
 
-    LRA's contrasts, 2 for a path and 0.75 for a dash, are one factor here, because dashes thinner
-    than a pixel rarely reach full ink.
+    Main paths have a contrast of 1.5 and distractors of 2, as in LRA's program, which applies its
+    dashes' contrast of 0.75 to main paths only.
     """
     return _one_label("pathfinder", {**sizes(32), **settings})
 
@@ -289,5 +292,11 @@ def path_x(**settings: Any) -> PathfinderGenerator:
 
 def _one_label(name: str, settings: dict[str, Any]) -> PathfinderGenerator:
     counts = {"train": 160_000, "validation": 20_000, "test": 20_000}
-    defaults = {"name": name, "masks": False, "mark_distractors": False, "counts": counts}
+    defaults = {
+        "name": name,
+        "masks": False,
+        "mark_distractors": False,
+        "clipped": True,
+        "counts": counts,
+    }
     return PathfinderGenerator(**{**defaults, **settings})

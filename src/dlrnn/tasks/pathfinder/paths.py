@@ -1,13 +1,15 @@
 """Place the dashes and discs of a Pathfinder image, in numba; coordinates are pixels, y is down.
 
-Placed shapes are stored as a short list of neighbourhoods, not as a raster: a segment, and the
-distance around it within which nothing else may lie. A new dash has room if it is far enough from
-each segment; most pairs are decided by their bounding boxes. The neighbourhood of a dash is the
-dash dilated by `margin`, that of a disc is the disc: the ink of two dashes is at least 2 `margin`
-apart (less for consecutive dashes of a path that turns), that of a dash and a disc `margin`. A path
-grows from pivot to pivot:
+The algorithm is that of the authors' program, with what it leaves unchecked. A path grows from
+pivot to pivot; pivots, tails of first dashes and heads of further ones are whole pixels:
 
     pivot  --margin-->  tail  --length-->  head  --margin-->  next pivot, where the path may turn
+
+`blocked` has the neighbourhoods of dashes, from 0 to 255, and the border. A new dash has room if
+its neighbourhood does not overlap them (see stamps.py). A dash is added to `blocked` only when the
+path has its next one, so that it never blocks that one; the last dash of the first main path is
+never added. The first dashes of both main paths, and discs, are placed without looking at what is
+there, and discs block nothing.
 """
 
 import math
@@ -15,347 +17,400 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from dlrnn.tasks.numba_random import below, bits, compiled, inlined, start
+from dlrnn.tasks.numba_random import below, bits, borrowing, compiled, inlined, start
+from dlrnn.tasks.pathfinder.blocked import (
+    BOX,
+    COUNTS,
+    LAST_DASH,
+    LAST_PIVOT,
+    PATH,
+    QUEUE,
+    QUEUED,
+    RASTERISED,
+    STAMP,
+    USED,
+    X,
+    Y,
+    block,
+    block_border,
+    clear,
+    copy,
+    freedom,
+    is_near,
+    overlaps,
+    rasterise,
+)
+from dlrnn.tasks.pathfinder.stamps import (
+    AHEAD,
+    BOTTOM,
+    DEGREES,
+    FIRST_X,
+    FIRST_Y,
+    HEAD,
+    HEAD_X,
+    HEAD_Y,
+    LAST_X,
+    LAST_Y,
+    LEFT,
+    PIVOT,
+    RIGHT,
+    TAPS,
+    TOP,
+)
 
 _TRIALS = 3  # for each dash
 _PLACES = 5  # for each distractor
-_POSITIONS = 1000  # tried to find a free one, after which the image counts as full
+_POSITIONS = 256  # tried at random for a first dash, before all free ones are counted
+_FREE = 76  # of 255: a pixel is free for a first dash up to this
+_REFUSED = 4  # heads, after which the weights of all are computed
+_LEAST = 1e-4  # sum of the weights of heads below which a path cannot go on
 _NO_ATTEMPT = 2**32  # the random stream that all attempts at an image share
 
 
 class Rules(NamedTuple):
     """The settings of `PathfinderGenerator` that determine where shapes lie."""
 
-    resolution: float
-    padding: float
-    length: float
-    thickness: float
-    radius: float
+    resolution: int
+    padding: int
     seed_distance: float
-    continuity: float
     contour_length: int
     distractors: int
     distractor_length: int
-    mark_distractors: bool
 
 
-class _Canvas(NamedTuple):
-    """Random stream and margin of an image, the shapes placed so far, and the ends of its paths."""
-
-    stream: np.ndarray
-    margin: float
-    shapes: np.ndarray  # [capacity, 5]: both ends of a segment (x, y, x, y), its radius
-    owners: np.ndarray  # [capacity]: p for a dash of path p, ~p for a disc at one of its ends
-    used: np.ndarray  # [1]
-    tips: np.ndarray  # [3, 3]: last pivot and orientation of both main paths and of a distractor
-    lasts: np.ndarray  # [3]: their last dashes
-    turns: np.ndarray  # [candidates, 3]: weight, cosine and sine of each turn that a dash may make
-    heads: np.ndarray  # [candidates, 3]: x and y of the head after each turn, and its weight
-
-
-@inlined
+@borrowing
 @no_type_check
 def uniform(stream):
     """Return a number in [0, 1) with 53 random bits."""
     return np.float64(bits(stream) >> np.uint64(11)) * 2.0**-53
 
 
-@inlined
+@borrowing
 @no_type_check
-def _from_point(px, py, segment):
-    """Return the squared distance of a point and a segment."""
-    ax, ay = segment[0], segment[1]
-    dx, dy = segment[2] - ax, segment[3] - ay
-    along, size = (px - ax) * dx + (py - ay) * dy, dx * dx + dy * dy
-    t = 0.0 if along <= 0.0 else (1.0 if along >= size else along / size)
-    return (px - ax - t * dx) ** 2 + (py - ay - t * dy) ** 2
+def _inside(size, y, x):
+    return min(y, x) >= 0 and max(y, x) < size
 
 
-@inlined
+# ---------------------------------------------------------------------------------- a path
+
+
+@borrowing
 @no_type_check
-def distance(a, b):
-    """Return the distance of the segments (a[0], a[1]) .. (a[2], a[3]) and b."""
-    to_b0 = (a[2] - a[0]) * (b[1] - a[1]) - (a[3] - a[1]) * (b[0] - a[0])
-    to_b1 = (a[2] - a[0]) * (b[3] - a[1]) - (a[3] - a[1]) * (b[2] - a[0])
-    to_a0 = (b[2] - b[0]) * (a[1] - b[1]) - (b[3] - b[1]) * (a[0] - b[0])
-    to_a1 = (b[2] - b[0]) * (a[3] - b[1]) - (b[3] - b[1]) * (a[2] - b[0])
-    if to_b0 * to_b1 < 0.0 and to_a0 * to_a1 < 0.0:
-        return 0.0  # they cross
-    least = min(
-        _from_point(a[0], a[1], b),
-        _from_point(a[2], a[3], b),
-        _from_point(b[0], b[1], a),
-        _from_point(b[2], b[3], a),
+def _add(dashes, state, tables, path, y, x, stamp, pivot_y, pivot_x):
+    """Place a dash, and store the pivot before it."""
+    k, slot = state[COUNTS, USED], min(path, 2)
+    dashes[k, Y], dashes[k, X], dashes[k, STAMP], dashes[k, PATH] = y, x, stamp, path
+    dashes[k, BOX], dashes[k, BOX + 1] = y + tables[stamp, TOP], y + tables[stamp, BOTTOM]
+    dashes[k, BOX + 2], dashes[k, BOX + 3] = x + tables[stamp, LEFT], x + tables[stamp, RIGHT]
+    state[slot, LAST_DASH], state[slot, LAST_PIVOT], state[slot, LAST_PIVOT + 1] = (
+        k,
+        pivot_y,
+        pivot_x,
     )
-    return math.sqrt(least)
+    state[COUNTS, USED] = k + 1
 
 
-@inlined
+@borrowing
 @no_type_check
-def _boxes_are_apart(shapes, i, box, apart):
-    """Return whether a box (left, top, right, bottom) is further than `apart` from shape `i`'s."""
-    if box[0] - apart > max(shapes[i, 0], shapes[i, 2]):
-        return True
-    if box[2] + apart < min(shapes[i, 0], shapes[i, 2]):
-        return True
-    if box[1] - apart > max(shapes[i, 1], shapes[i, 3]):
-        return True
-    return box[3] + apart < min(shapes[i, 1], shapes[i, 3])
+def _moved(moves, stamp, move, y, x):
+    """Return the pixel after a move from (y, x): coordinates are rounded up."""
+    return math.ceil(y + moves[stamp, move]), math.ceil(x + moves[stamp, move + 1])
 
 
-@inlined
+@borrowing
 @no_type_check
-def _has_room(shapes, count, shape, except_):
-    """Return whether a shape's neighbourhood overlaps none of the first `count`, except one."""
-    left, right = min(shape[0], shape[2]), max(shape[0], shape[2])
-    top, bottom = min(shape[1], shape[3]), max(shape[1], shape[3])
-    for i in range(count):
-        apart = shape[4] + shapes[i, 4]
-        if i == except_ or _boxes_are_apart(shapes, i, (left, top, right, bottom), apart):
-            continue
-        if distance(shape, shapes[i]) < apart:
-            return False
-    return True
-
-
-@inlined
-@no_type_check
-def _inside(rules, x, y, radius):
-    """Return whether a disc of this radius stays `padding` away from the border."""
-    least = rules.padding + radius
-    return least <= min(x, y) and max(x, y) <= rules.resolution - least
-
-
-@inlined
-@no_type_check
-def _add(canvas, shape, owner):
-    i = canvas.used[0]
-    for k in range(5):
-        canvas.shapes[i, k] = shape[k]
-    canvas.owners[i] = owner
-    canvas.used[0] = i + 1
-
-
-@inlined
-@no_type_check
-def _store_tip(canvas, path, x, y, orientation):
-    """Store the last pivot, orientation and dash of a path."""
-    slot = min(path, 2)
-    canvas.tips[slot, 0], canvas.tips[slot, 1] = x, y
-    canvas.tips[slot, 2] = orientation
-    canvas.lasts[slot] = canvas.used[0] - 1
-
-
-@inlined
-@no_type_check
-def _first(rules, canvas, path, x, y):
-    """Place the first dash of a path, tail at (x, y), and its disc; return False without room."""
-    margin, orientation = canvas.margin, below(canvas.stream, 360) * (math.pi / 180.0)
-    along, down = math.cos(orientation), math.sin(orientation)
-    head_x, head_y = x + rules.length * along, y + rules.length * down
-    pivot_x, pivot_y = x - margin * along, y - margin * down
-    half, marked = rules.thickness / 2.0, path < 2 or rules.mark_distractors
-    dash = (x, y, head_x, head_y, half + margin)
-    disc = (pivot_x, pivot_y, pivot_x, pivot_y, rules.radius)
-    if not (_inside(rules, x, y, half) and _inside(rules, head_x, head_y, half)):
-        return False
-    if not _has_room(canvas.shapes, canvas.used[0], dash, -1):
-        return False
-    if marked:
-        if not _inside(rules, pivot_x, pivot_y, rules.radius):
-            return False
-        if not _has_room(canvas.shapes, canvas.used[0], disc, -1):
-            return False
-        _add(canvas, disc, ~path)
-    _add(canvas, dash, path)
-    _store_tip(canvas, path, pivot_x, pivot_y, orientation)
-    return True
-
-
-@inlined
-@no_type_check
-def _weigh_heads(rules, canvas, pivot, ahead, closing):
-    """Fill `heads` for a dash from this pivot, with weight 0 where it has no room.
-
-    Return the sum of the weights, and the last index whose weight is not 0, or -1. Heads are turned
-    by the angle sum formula, without new sines and cosines: the last digit may differ from that of
-    the dash that is placed.
-    """
-    margin, half, heads, turns = canvas.margin, rules.thickness / 2.0, canvas.heads, canvas.turns
-    (x, y), reach = pivot, rules.length + margin
-    left, top, right, bottom = math.inf, math.inf, -math.inf, -math.inf  # of the heads
-    for k in range(len(turns)):
-        heads[k, 2] = 0.0
-        if turns[k, 0] == 0.0:
-            continue
-        along = ahead[0] * turns[k, 1] - ahead[1] * turns[k, 2]
-        down = ahead[1] * turns[k, 1] + ahead[0] * turns[k, 2]
-        head_x, head_y = x + reach * along, y + reach * down
-        if not _inside(rules, head_x, head_y, half):
-            continue
-        if not _inside(rules, x + margin * along, y + margin * down, half):
-            continue
-        end_x, end_y = head_x + margin * along, head_y + margin * down
-        if closing and not _inside(rules, end_x, end_y, rules.radius):
-            continue
-        heads[k, 0], heads[k, 1], heads[k, 2] = head_x, head_y, turns[k, 0]
-        left, right = min(left, head_x), max(right, head_x)
-        top, bottom = min(top, head_y), max(bottom, head_y)
-    shapes = canvas.shapes
-    for i in range(canvas.used[0]):
-        if _boxes_are_apart(shapes, i, (left, top, right, bottom), shapes[i, 4]):
-            continue
-        for k in range(len(heads)):
-            point = (heads[k, 0], heads[k, 1], heads[k, 0], heads[k, 1])
-            if heads[k, 2] > 0.0 and distance(point, shapes[i]) < shapes[i, 4]:
-                heads[k, 2] = 0.0
-    total, last = 0.0, -1
-    for k in range(len(heads)):
-        if heads[k, 2] > 0.0:
-            total += heads[k, 2]
-            last = k
-    return total, last
-
-
-@inlined
-@no_type_check
-def _further(rules, canvas, path, closing):
-    """Place the next dash of a path, with `closing` also a disc; return False without room."""
-    slot, margin, half = min(path, 2), canvas.margin, rules.thickness / 2.0
-    before, count = canvas.tips[slot, 2], len(canvas.turns)
-    ahead = math.cos(before), math.sin(before)
-    x = canvas.tips[slot, 0] + (rules.length + 2.0 * margin) * ahead[0]
-    y = canvas.tips[slot, 1] + (rules.length + 2.0 * margin) * ahead[1]
-    reach = rules.length + margin
-    total, last = _weigh_heads(rules, canvas, (x, y), ahead, closing)
-    for _ in range(_TRIALS if last >= 0 else 0):
-        left, k = uniform(canvas.stream) * total, 0
-        while left >= canvas.heads[k, 2] and k < last:
-            left -= canvas.heads[k, 2]
-            k += 1
-        orientation = before + (k - count // 2) * (2.0 * math.pi / count)
-        along, down = math.cos(orientation), math.sin(orientation)
-        head_x, head_y = x + reach * along, y + reach * down
-        dash = (x + margin * along, y + margin * down, head_x, head_y, half + margin)
-        if not _has_room(canvas.shapes, canvas.used[0], dash, canvas.lasts[slot]):
-            continue
-        if closing:
-            end_x, end_y = head_x + margin * along, head_y + margin * down
-            disc = (end_x, end_y, end_x, end_y, rules.radius)
-            if not _has_room(canvas.shapes, canvas.used[0], disc, -1):
-                continue
-            _add(canvas, disc, ~path)
-        _add(canvas, dash, path)
-        _store_tip(canvas, path, x, y, orientation)
+def _first(dashes, state, tables, moves, size, path, y, x, stamp):
+    """Place the first dash of a path, tail at (y, x), unless its head or pivot is outside."""
+    head_y, head_x = _moved(moves, stamp, HEAD, y, x)
+    pivot_y, pivot_x = _moved(moves, stamp, PIVOT, head_y, head_x)
+    if _inside(size, head_y, head_x) and _inside(size, pivot_y, pivot_x):
+        _add(dashes, state, tables, path, y, x, stamp, pivot_y, pivot_x)
         return True
     return False
 
 
-@inlined
+@borrowing
 @no_type_check
-def _turns(rules, margin):
-    """Return weight (0 if too sharp), cosine, sine of one turn for each pixel of a head's arc."""
-    count = math.ceil(2.0 * math.pi * (rules.length + margin))
-    turns = np.zeros((count, 3), np.float64)
-    for k in range(count):
-        turn = (k - count // 2) * (2.0 * math.pi / count)
-        bend = rules.continuity * abs(turn)
-        if bend < math.pi / 2.0:
-            turns[k, 0] = math.cos(bend) ** 2
-            turns[k, 1], turns[k, 2] = math.cos(turn), math.sin(turn)
-    return turns
-
-
-@inlined
-@no_type_check
-def _main_paths(rules, canvas):
-    """Place both main paths, one dash each in turn; return False as soon as one has no room."""
-    seed = rules.seed_distance
-    width = rules.resolution - 4.0 * seed
-    x = 2.0 * seed + width * uniform(canvas.stream)
-    y = 2.0 * seed + width * uniform(canvas.stream)
-    if not _first(rules, canvas, 0, x, y):
-        return False
-    for _ in range(_TRIALS):
-        angle = 2.0 * math.pi * uniform(canvas.stream)
-        there = x + seed * math.cos(angle), y + seed * math.sin(angle)
-        if _first(rules, canvas, 1, there[0], there[1]):
-            break
-    else:
-        return False
-    for n in range(2, rules.contour_length + 1):
-        for path in range(2):
-            if not _further(rules, canvas, path, n == rules.contour_length):
-                return False
-    return True
-
-
-@inlined
-@no_type_check
-def _distractor(rules, canvas, path):
-    """Place a short path somewhere; without room, remove it and return False."""
-    before, half = canvas.used[0], rules.thickness / 2.0
-    least = rules.padding + half
-    width = rules.resolution - 2.0 * least
-    for _ in range(_TRIALS):
-        for _ in range(_POSITIONS):
-            x = least + width * uniform(canvas.stream)
-            y = least + width * uniform(canvas.stream)
-            if _has_room(canvas.shapes, canvas.used[0], (x, y, x, y, 0.0), -1):
-                break
+def _pick(stream, sums, row):
+    """Return a random index with the chances whose cumulative sums are a row."""
+    low, high = 0, sums.shape[1] - 1
+    at = uniform(stream) * sums[row, high]
+    while low < high:
+        middle = (low + high) // 2
+        if sums[row, middle] > at:
+            high = middle
         else:
+            low = middle + 1
+    return low
+
+
+@borrowing
+@no_type_check
+def _weigh(stream, blocked, chances, tables, nearby, row, pivot_y, pivot_x):
+    """Return a random head by the weights of all, chance times freedom; -1 if all are near 0.
+
+    It goes through the heads twice, rather than store their weights.
+    """
+    at = 0.0
+    for turn in range(2):
+        done = 0.0
+        for k in range(chances.shape[1]):
+            chance = chances[row, k] - (chances[row, k - 1] if k > 0 else 0.0)
+            y, x = pivot_y + tables[DEGREES + k, HEAD_Y], pivot_x + tables[DEGREES + k, HEAD_X]
+            if chance > 0.0 and _inside(len(blocked), y, x):
+                done += chance * freedom(blocked, nearby, y, x)
+                if turn == 1 and done > at:
+                    return k
+        if done < _LEAST:
+            return -1
+        at = uniform(stream) * done
+    return -1
+
+
+@borrowing
+@no_type_check
+def _head(stream, blocked, room, tables, chances, nearby, dashes, state, slot, padding, at):
+    """Return a random head of the dash after a stamp and a pivot, or -1 without room.
+
+    Its weight is the product of chance and freedom. Heads are drawn by their chance, and accepted
+    with the probability of their freedom; if many are refused, all weights are computed. For main
+    paths, pixels are looked at only near the border and near other dashes.
+    """
+    before, pivot_y, pivot_x = at
+    queued = room, tables, dashes, state, padding
+    size, reach = len(blocked), len(nearby) // 2
+    for _ in range(_REFUSED):
+        k = _pick(stream, chances, before)
+        y, x = pivot_y + tables[DEGREES + k, HEAD_Y], pivot_x + tables[DEGREES + k, HEAD_X]
+        if not _inside(size, y, x):
+            continue
+        box = y - reach, y + reach + 1, x - reach, x + reach + 1
+        if slot < 2 and not is_near(blocked, *queued, *box):
+            return k
+        free = freedom(blocked, nearby, y, x)
+        if free == 1.0 or (free > 0.0 and uniform(stream) < free):
+            return k
+    rasterise(blocked, room, tables, dashes, state)
+    return _weigh(stream, blocked, chances, tables, nearby, before, pivot_y, pivot_x)
+
+
+@borrowing
+@no_type_check
+def _further(stream, blocked, stamps, dashes, state, path, padding):
+    """Place the next dash of a path; return False without room."""
+    _, room, core, tables, moves, chances, _, _, nearby = stamps
+    slot, queued = min(path, 2), (room, tables, dashes, state, padding)
+    before = dashes[state[slot, LAST_DASH], STAMP]
+    last_y, last_x = state[slot, LAST_PIVOT], state[slot, LAST_PIVOT + 1]
+    pivot_y, pivot_x = _moved(moves, before, AHEAD, last_y, last_x)
+    pivot, grown = (before, pivot_y, pivot_x), (room, tables, chances, nearby)
+    for _ in range(_TRIALS):
+        k = _head(stream, blocked, *grown, dashes, state, slot, padding, pivot)
+        if k < 0:
             return False
-        if _first(rules, canvas, path, x, y):
+        stamp = DEGREES + k
+        y, x = pivot_y + tables[stamp, HEAD_Y], pivot_x + tables[stamp, HEAD_X]
+        rows = y + tables[stamp, TOP], y + tables[stamp, BOTTOM]
+        columns = x + tables[stamp, LEFT], x + tables[stamp, RIGHT]
+        alone = path < 2 and not is_near(blocked, *queued, *rows, *columns)
+        if alone or not overlaps(blocked, room, core, y, x, stamp):
+            _add(dashes, state, tables, path, y, x, stamp, pivot_y, pivot_x)
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------------------- main paths
+
+
+@borrowing
+@no_type_check
+def _main_starts(stream, stamps, dashes, state, rules):
+    """Place the first dashes of both main paths; return False if one fails.
+
+    The first one is in the middle of the image, `2 * seed_distance` from the border or more, the
+    second one `seed_distance` from its tail.
+    """
+    tables, moves, firsts = stamps.tables, stamps.moves, stamps.firsts
+    seed, size = rules.seed_distance, rules.resolution
+    band, y, x = round(2.0 * seed), 0, 0
+    for _ in range(_TRIALS):
+        stamp = below(stream, DEGREES)
+        low_y, low_x = band - firsts[stamp, FIRST_Y], band - firsts[stamp, FIRST_X]
+        high_y, high_x = size - band - firsts[stamp, LAST_Y], size - band - firsts[stamp, LAST_X]
+        if firsts[stamp, TAPS] == 0 or low_y >= high_y or low_x >= high_x:
+            return False
+        y, x = low_y + below(stream, high_y - low_y), low_x + below(stream, high_x - low_x)
+        if _first(dashes, state, tables, moves, size, 0, y, x, stamp):
             break
     else:
         return False
-    for _ in range(1, rules.distractor_length):
-        if not _further(rules, canvas, path, False):
-            canvas.used[0] = before
+    for _ in range(_TRIALS):
+        stamp, angle = below(stream, DEGREES), below(stream, 360) * math.pi / 180.0
+        there_y, there_x = round(y + seed * math.sin(angle)), round(x + seed * math.cos(angle))
+        if _first(dashes, state, tables, moves, size, 1, there_y, there_x, stamp):
+            return True
+    return False
+
+
+@borrowing
+@no_type_check
+def _queue(dashes, state, k):
+    """Let a dash of a main path block others."""
+    dashes[state[COUNTS, QUEUED], QUEUE] = k
+    state[COUNTS, QUEUED] += 1
+
+
+@borrowing
+@no_type_check
+def _main_paths(stream, blocked, stamps, dashes, state, rules):
+    """Place both main paths, one dash each in turn; return False as soon as one has no room."""
+    if not _main_starts(stream, stamps, dashes, state, rules):
+        return False
+    for _ in range(1, rules.contour_length):
+        for path in range(2):
+            last = state[path, LAST_DASH]
+            if not _further(stream, blocked, stamps, dashes, state, path, rules.padding):
+                return False
+            _queue(dashes, state, last)
+    _queue(dashes, state, state[1, LAST_DASH])
+    rasterise(blocked, stamps.room, stamps.tables, dashes, state)
+    return True
+
+
+# ---------------------------------------------------------------------------------- distractors
+
+
+@borrowing
+@no_type_check
+def _is_free(blocked, taps, stamp, count, y, x):
+    """Return whether a first dash may have its tail at (y, x)."""
+    size = len(blocked)
+    for k in range(count):
+        i, j = y + taps[stamp, k, 0], x + taps[stamp, k, 1]
+        if not _inside(size, i, j):
+            continue
+        if blocked[i, j] > _FREE or min(i, j) == 0 or max(i, j) == size - 1:
             return False
     return True
+
+
+@borrowing
+@no_type_check
+def _free_pixel(stream, blocked, taps, stamp, count):
+    """Return a uniformly random pixel where a first dash may have its tail; y is -1 without one."""
+    size, free = len(blocked), 0
+    for _ in range(_POSITIONS):
+        y, x = below(stream, size), below(stream, size)
+        if _is_free(blocked, taps, stamp, count, y, x):
+            return y, x
+    for at in range(size * size):
+        free += _is_free(blocked, taps, stamp, count, at // size, at % size)
+    chosen = int(uniform(stream) * free)
+    for at in range(size * size if free > 0 else 0):
+        if _is_free(blocked, taps, stamp, count, at // size, at % size):
+            if chosen == 0:
+                return at // size, at % size
+            chosen -= 1
+    return -1, -1
+
+
+@borrowing
+@no_type_check
+def _distractor_start(stream, blocked, stamps, dashes, state, path):
+    """Place the first dash of a distractor; return False if there is no free pixel."""
+    firsts, size = stamps.firsts, len(blocked)
+    for _ in range(_TRIALS):
+        stamp = below(stream, DEGREES)
+        count = firsts[stamp, TAPS]
+        if count == 0:
+            return False
+        y, x = _free_pixel(stream, blocked, stamps.taps, stamp, count)
+        if y < 0:
+            return False
+        if _first(dashes, state, stamps.tables, stamps.moves, size, path, y, x, stamp):
+            return True
+    return False
+
+
+@borrowing
+@no_type_check
+def _distractor(stream, blocked, stamps, dashes, state, path, rules, saved):
+    """Place a short path somewhere; without room, remove it and return False."""
+    before = state[COUNTS, USED]
+    if not _distractor_start(stream, blocked, stamps, dashes, state, path):
+        return False
+    for n in range(rules.distractor_length - 1):
+        if not _further(stream, blocked, stamps, dashes, state, path, rules.padding):
+            for k in range(n - 1, -1, -1):
+                copy(blocked, dashes, before + k, saved[k], True)
+            state[COUNTS, USED] = before
+            return False
+        copy(blocked, dashes, before + n, saved[n], False)
+        block(blocked, stamps.room, stamps.tables, dashes, before + n)
+    block(blocked, stamps.room, stamps.tables, dashes, state[2, LAST_DASH])
+    return True
+
+
+@inlined
+@no_type_check
+def _distractors(stream, blocked, stamps, dashes, state, rules, pivots):
+    """Place short paths, and store their first pivots; return the number of those with room."""
+    size, placed = stamps.room.shape[1], 0
+    saved = np.empty((rules.distractor_length, size, size), np.uint8)
+    for _ in range(rules.distractors):
+        for _ in range(_PLACES):
+            first = state[COUNTS, USED]
+            if _distractor(stream, blocked, stamps, dashes, state, 2 + placed, rules, saved):
+                moves, stamp = stamps.moves, dashes[first, STAMP]
+                head = _moved(moves, stamp, HEAD, dashes[first, Y], dashes[first, X])
+                pivots[placed] = _moved(moves, stamp, PIVOT, *head)
+                placed += 1
+                break
+    return placed
 
 
 @compiled
 @no_type_check
-def draw(seed, split, index, attempts, settings):
-    """Return the first attempt whose main paths have room, and its shapes; attempt -1 if none.
+def choose(seed, split, index, count):
+    """Return which of the margins an image has: all attempts at it share one.
 
-    The result is the attempt, the margin, whether both discs are on one path, the path of the first
-    disc, shapes [S, 5] and owners [S]. Paths 0 and 1 are the main paths; all four of their ends
-    have a disc here, so that the label does not influence where paths lie. All attempts share a
-    margin: drawn anew for each, narrow margins would succeed more often.
+    Drawn anew for each attempt, narrow margins would succeed more often.
     """
-    rules, margins = settings
     stream = np.empty(4, np.uint64)
     start(stream, seed, split, index, _NO_ATTEMPT)
-    margin = margins[below(stream, len(margins))]
-    most = 2 * (rules.contour_length + 2) + rules.distractors * (rules.distractor_length + 1)
-    turns = _turns(rules, margin)
-    canvas = _Canvas(
-        stream,
-        margin,
-        np.empty((most, 5), np.float64),
-        np.empty(most, np.int64),
-        np.empty(1, np.int64),
-        np.empty((3, 3), np.float64),
-        np.empty(3, np.int64),
-        turns,
-        np.empty((len(turns), 3), np.float64),
-    )
+    return below(stream, count)
+
+
+@compiled
+@no_type_check
+def draw(seed, split, index, attempts, rules, stamps):
+    """Return the first attempt whose main paths have room, and its shapes; attempt -1 if none.
+
+    The result is the attempt, whether both discs are on one path, the path of the first disc,
+    dashes [D, 4] (y, x, stamp and path), and discs [M, 2] (y and x). Paths 0 and 1 are the main
+    paths. The first disc is at the tail of a main path, the second at the head of one, the others
+    at the first pivots of distractors.
+    """
+    size, padding, length = rules.resolution, rules.padding, rules.contour_length
+    stream, state = np.empty(4, np.uint64), np.zeros((4, 3), np.int64)
+    blocked = np.empty((size, size), np.uint8)
+    most = 2 * length + rules.distractors * rules.distractor_length
+    dashes = np.empty((most, 9), np.int64)
+    discs = np.empty((2 + rules.distractors, 2), np.int64)
+    blocked[:] = 0
+    block_border(blocked, padding)
     for attempt in range(attempts[0], attempts[1]):
         start(stream, seed, split, index, attempt)
-        canvas.used[0] = 0
+        if state[COUNTS, RASTERISED] > 0:
+            clear(blocked, dashes, state)
+            block_border(blocked, padding)
+        state[COUNTS] = 0
         connected, first = below(stream, 2), below(stream, 2)
-        if not _main_paths(rules, canvas):
+        if not _main_paths(stream, blocked, stamps, dashes, state, rules):
             continue
-        placed = 0
-        for _ in range(rules.distractors):
-            for _ in range(_PLACES):
-                if _distractor(rules, canvas, 2 + placed):
-                    placed += 1
-                    break
-        used = canvas.used[0]
-        shapes, owners = canvas.shapes[:used].copy(), canvas.owners[:used].copy()
-        return attempt, margin, connected, first, shapes, owners
-    return -1, 0.0, 0, 0, canvas.shapes[:0].copy(), canvas.owners[:0].copy()
+        other = first if connected else 1 - first
+        discs[0], discs[1] = dashes[first, :2], dashes[2 * length - 2 + other, :2]
+        placed = _distractors(stream, blocked, stamps, dashes, state, rules, discs[2:])
+        used = dashes[: state[COUNTS, USED], :4].copy()
+        return attempt, connected, first, used, discs[: 2 + placed].copy()
+    return -1, 0, 0, dashes[:0, :4].copy(), discs[:0].copy()

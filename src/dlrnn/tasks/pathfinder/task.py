@@ -36,6 +36,7 @@ class _Pathfinder(ClassTask, SetTask):
     causal: ClassVar[bool] = False
     d_input: ClassVar[int] = 1  # the pixel
     required: ClassVar[tuple[str, ...]] = ("resolution",)
+    generated: ClassVar[tuple[str, ...]] = ("generator",)
 
     @abstractmethod
     def spec(self) -> generator.PathfinderGenerator:

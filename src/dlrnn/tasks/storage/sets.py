@@ -33,6 +33,7 @@ class SetTask(Task):
 
     columns: ClassVar[tuple[str, ...]]  # those that the task reads
     required: ClassVar[tuple[str, ...]] = ()  # parameters that a data set must share with `spec`
+    generated: ClassVar[tuple[str, ...]] = ()  # others that it must share unless it is a release
 
     @abstractmethod
     def spec(self) -> GeneratedSet | ImportedSet:
@@ -118,10 +119,12 @@ def _opened(task: SetTask, folder: Path, stamp: tuple[int, int] | None, split: s
     if manifest["task"] != task.name:
         found = f"{manifest['task']!r:.60}, not of {task.name!r}"
         raise ValueError(f"{task.folder} is a data set of {found}")
-    expected = task.spec().parameters
-    for key in task.required:
-        if (found := manifest["parameters"].get(key)) != expected[key]:
-            raise ValueError(f"{task.folder} has {key} {found!r:.60}, not {expected[key]!r}")
+    expected, parameters = task.spec().parameters, manifest["parameters"]
+    for key in task.required + (() if "release" in parameters else task.generated):
+        if (found := parameters.get(key)) != expected[key]:
+            raise ValueError(
+                f"{task.folder} has {key} {found!r:.60}, not {expected[key]!r}: build another set"
+            )
     stored = shards.Split(folder, split, columns=task.columns)
     if not len(stored):
         how = "build" if task.drawable else "import"
