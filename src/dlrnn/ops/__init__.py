@@ -13,6 +13,7 @@ from dlrnn.ops.online import KernelOf, OnlineState, online_start, online_step
 from dlrnn.ops.pairs import DLRExponents, conjugate, pair_product, powers, prod_modes
 from dlrnn.ops.recurrence import advance, align_right, response, step, windowed_step
 from dlrnn.ops.rotary import rotate
+from dlrnn.ops.tape import tape
 from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 from dlrnn.ops.zero_order_hold import zero_order_hold
@@ -42,6 +43,7 @@ __all__ = [
     "rotate",
     "step",
     "takes_dlr_layer",
+    "tape",
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",
