@@ -19,6 +19,7 @@ MIXERS = {
     "s4d": "dlrnn.nn.S4D",
     "s4": "dlrnn.nn.S4",
     "sgconv": "dlrnn.nn.SGConv",
+    "tape": "dlrnn.nn.TapeDLR",
     "attention": "dlrnn.nn.Attention",
     "local-attention": "dlrnn.nn.LocalAttention",
     "attention-ff": "dlrnn.nn.AttentionFF",

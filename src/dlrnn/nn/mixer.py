@@ -108,6 +108,14 @@ class Mixer(nn.Module, ABC, Generic[State]):
             raise ValueError(f"batch_size must be a whole number of at least 0, not {batch_size!r}")
         return self._initial_state(batch_size)
 
+    def grow(self, length: int) -> None:
+        """Prepare for sequences of up to `length` positions, in training at growing lengths.
+
+        A mixer with parameters that depend on a length replaces them by longer ones, which keep
+        what was learned, and its optimizer must be made anew. The others do nothing.
+        """
+        require_count("length", length)
+
     @property
     def sees_padding(self) -> bool:
         """Whether values in the padding can change the output at valid positions."""

@@ -118,7 +118,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat((z.real, z.imag), dim=-1)
 
 
-def tape(  # noqa: PLR0917
+def tape(
     v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`S_nk = S_n,k-1 + v_k e^(2 pi i n write_k)`, `y_k = Re sum_n c_n e^(2 pi i n read_k) S_nk^*`.

@@ -109,7 +109,8 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
 
 def _sum(weights: Tensor, z: Tensor) -> Tensor:
     """Sums with real weights [..., C, D] of complex [..., D, N], [..., C, N]."""
-    return torch.view_as_complex(matmul(weights, _pairs(z)).unflatten(-1, (-1, 2)))
+    sums: Tensor = matmul(weights, _pairs(z)).unflatten(-1, (-1, 2))
+    return torch.view_as_complex(sums)
 
 
 def _complex(pairs: Tensor) -> Tensor:
@@ -118,7 +119,8 @@ def _complex(pairs: Tensor) -> Tensor:
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
     """[..., C, D] to [..., G, C, D / G]."""
-    return x.unflatten(-1, (groups, -1)).transpose(-2, -3)
+    parts: Tensor = x.unflatten(-1, (groups, -1))
+    return parts.transpose(-2, -3)
 
 
 def _from_groups(x: Tensor) -> Tensor:
@@ -127,7 +129,7 @@ def _from_groups(x: Tensor) -> Tensor:
 
 def _scores(R: Tensor, kept: Tensor) -> Tensor:
     """`tril <R, kept>` [..., G, C, C] of R [..., C, N] and `kept = conj(c) A` [..., G, C, N]."""
-    scores = _inner(R, kept.flatten(-3, -2)).unflatten(-1, (kept.shape[-3], -1))
+    scores: Tensor = _inner(R, kept.flatten(-3, -2)).unflatten(-1, (kept.shape[-3], -1))
     return scores.transpose(-2, -3).tril()
 
 
@@ -137,7 +139,7 @@ def _scores(R: Tensor, kept: Tensor) -> Tensor:
 def _forward(
     v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """v [B, heads, L, D], angles [B, heads, L]; plain autograd can differentiate it."""
+    """Values [B, heads, L, D] and angles [B, heads, L]; plain autograd can differentiate it."""
     groups, harmonics = c.shape[1:3]
     conjugate = _complex(c).conj().resolve_conj()  # [heads, G, N]
     each = conjugate.repeat_interleave(v.shape[-1] // groups, dim=1)  # [heads, D, N]
