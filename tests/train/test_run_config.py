@@ -49,6 +49,13 @@ def test_overrides_change_settings():
     assert changed.model.mixer_options == {"d_state": 5, "dt_min": 0.01, "dt_max": 0.01}
     other = with_overrides(run, ["--model.mixer", "attention", "--model.mixer_options.heads", "2"])
     assert other.model.mixer_options == {"heads": 2}
+    both = ["--model.mixer", "tape,dlr", "--model.layers", "2"]
+    tape, dlr = "--model.mixer_options.tape.length", "--model.mixer_options.dlr.d_state"
+    stacked = with_overrides(run, [*both, tape, "16", dlr, "5"])
+    assert stacked.model.mixer_options == {"tape": {"length": 16}, "dlr": {"d_state": 5}}
+    assert with_overrides(stacked, [dlr, "6"]).model.mixer_options["dlr"] == {"d_state": 6}
+    with pytest.raises(ValueError, match=r"mixer_options\.tape\.length must be a whole number"):
+        with_overrides(stacked, [tape, "long"])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from dlrnn.common.untrusted import (
     seal,
 )
 from dlrnn.models import LanguageConfig, LanguageModel, build_model
-from dlrnn.models.config import is_built_in
+from dlrnn.models.config import foreign_mixers, is_built_in
 from dlrnn.models.model import Block
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.nn.files import misfit, outline
@@ -272,8 +272,9 @@ def _memory() -> float:
 
 def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
     """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
-    if not _is_built_in(config):
-        check_import(config.model.mixer, where, trust=trust)
+    if not isinstance(config.model, LanguageConfig):
+        for mixer in foreign_mixers(config.model.mixer):
+            check_import(mixer, where, trust=trust)
 
 
 class Best(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from operator import getitem
 from typing import Any, Literal, get_origin, get_type_hints
 
 from dlrnn import tasks
@@ -87,7 +86,7 @@ class RunConfig:
             _check_sizes(values, f"{part}.")
             object.__setattr__(self, part, fit(values, kind, part))
         if isinstance(self.model, ModelConfig):
-            options = self.model.mixer_options
+            options = self.model.given_options()
             for name, kind in self.model.option_types().items():
                 if name in options:
                     fit(options[name], kind, f"model.mixer_options.{name}")
@@ -131,10 +130,12 @@ class RunConfig:
         return in_json(asdict(self))
 
     def identity(self) -> dict[str, Any]:
-        """The values that distinguish runs; `deterministic`, a later setting, only if it is set."""
+        """The values that distinguish runs; later settings only where they are used."""
         values = asdict(self)
         if not self.deterministic:
             del values["deterministic"]
+        if "tape" not in self.model.mixer:
+            values["model"].pop("tape_length", None)
         return values
 
     def digest(self) -> str:
@@ -189,12 +190,18 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
             values[part][options] = {}
     for name, value in given:
         *inside, last = name.split(".")
-        reduce(getitem, inside, values)[last] = value
+        reduce(_inside, inside, values)[last] = value
     task, model, model_class = values.pop("task"), values.pop("model"), type(config.model)
     if _model_class(task["name"]) is not model_class:
         other = f"{task['name']} needs another kind of model than {config.task.name}"
         raise ValueError(f"{other}: begin with a recipe of it")
     return RunConfig(task=TaskConfig(**task), model=model_class(**model), **values)
+
+
+def _inside(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The values in a group; the options of one of several mixers may be a new group."""
+    group: dict[str, Any] = values.setdefault(name, {})
+    return group
 
 
 def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
