@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, cast, get_args, get_type_hints
@@ -12,6 +12,7 @@ from torch import nn
 
 from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import is_ours, user_import
+from dlrnn.nn.mixer import Mixer
 from dlrnn.ops.checks import require, require_count
 
 MIXERS = {
@@ -131,6 +132,16 @@ class ModelConfig:
             for name, options in self._of_each()
             for option, value in options.items()
         }
+
+    def with_lengths(self, change: Callable[[int], int]) -> "ModelConfig":
+        """With another `length` for every mixer that has this option and can grow."""
+        changed = {}
+        for name, options in self._of_each():
+            grows = issubclass(mixer_class(name), Mixer)
+            own = {"length": change(options["length"])} if grows and "length" in options else {}
+            changed[name] = options | own
+        options = changed if "," in self.mixer else changed[self.mixer]
+        return replace(self, mixer_options=options)
 
     def make_mixer(self, block: int = 0) -> nn.Module:
         """A newly initialised mixer of a block; errors of its constructor become a ValueError."""

@@ -100,6 +100,10 @@ class LanguageConfig:
             project=False,
         )
 
+    def with_lengths(self, change: Callable[[int], int]) -> "LanguageConfig":
+        """With another length of every tape."""
+        return replace(self, tape_length=change(self.tape_length))
+
     def make_experts(self) -> Experts:
         """The feed-forward half of a block, newly initialised."""
         return Experts(
