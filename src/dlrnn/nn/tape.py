@@ -186,20 +186,23 @@ class TapeDLR(Mixer[TapeState]):
     # ------------------------------------------------------------------------------ the layer
 
     def _whole(self, u: Tensor, lengths: Tensor | None) -> Tensor:
-        return self._read(u, self._start(u.shape[0]), lengths)[0]
+        return self._read(u, None, lengths)[0]
 
     def _read(
-        self, u: Tensor, state: TapeState, lengths: Tensor | None
+        self, u: Tensor, state: TapeState | None, lengths: Tensor | None
     ) -> tuple[Tensor, TapeState]:
         """The output for positions [B, L, H] after `state`, and the next state."""
         count = u.shape[1] if lengths is None else lengths
+        begins, state = state is None, self._start(u.shape[0]) if state is None else state
         x, first = self._with_held(u.to(self.c.dtype), state, lengths)
         v = self.value(x).unflatten(-1, (self.heads, self.d_head)).to(self.c.dtype)
         if self.beta is not None:
             v = v * torch.sigmoid(self.beta(x)).to(v.dtype)[..., None]
         if lengths is not None:  # nothing is written beyond a sequence
             v = v.masked_fill(beyond(u, lengths)[..., None], 0)
-        write, read, clock = self._angles(x, state.clock, lengths)
+        clock = state.clock[:1].new_zeros(1, 1) if begins else state.clock
+        write, read, clock = self._angles(x, clock, lengths)
+        clock = clock.expand_as(state.clock).contiguous()
         y, tape = ops.tape(v, write, read, self.c[: self.heads], state.tape)
         if self.bidirectional:  # the same from right to left
             v, write, read = (t.flip(1) for t in (v, write, read))
@@ -225,7 +228,7 @@ class TapeDLR(Mixer[TapeState]):
     def _angles(
         self, x: Tensor, clock: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each head writes and reads [B, L, heads], in turns, and the clock behind them."""
+        """Where heads write [#B, L, #heads] and read, in turns, and the clock behind them."""
         x = x.double()
         if self.delta is None:
             t = clock[:, None] + torch.arange(x.shape[1], device=x.device)[:, None]  # [B, L, 1]
@@ -236,7 +239,7 @@ class TapeDLR(Mixer[TapeState]):
                 delta = delta.masked_fill(beyond(x, lengths), 0)
             sums = clock[:, None] + running_sum(delta)
             t, after = sums - delta, sums[:, -1]
-        write = (t / self.length).expand(-1, -1, self.heads)
+        write = t / self.length
         maps: Tensor = F.linear(x, self.z.weight.double())
         a, b = maps.unflatten(-1, (self.heads, self.factors, 2)).unbind(-1)
         a = torch.where((a == 0) & (b == 0), 1, a)  # the angle of 0 is 0, with finite gradients
@@ -267,7 +270,7 @@ class TapeDLR(Mixer[TapeState]):
     def _chunk(
         self, u: Tensor, state: TapeState | None, lengths: Tensor | None
     ) -> tuple[Tensor, TapeState]:
-        return self._read(u, self._start(u.shape[0]) if state is None else state, lengths)
+        return self._read(u, state, lengths)
 
     def _step(self, u: Tensor, state: TapeState) -> tuple[Tensor, TapeState]:
         y, after = self._read(u[:, None], state, None)

@@ -34,7 +34,7 @@ CHUNK = 32
 
 def tape(
     v: Float[Tensor, "B L heads D"],
-    write: Float[Tensor, "B L heads"],
+    write: Float[Tensor, "#B L #heads"],
     read: Float[Tensor, "B L heads"],
     c: Float[Tensor, "heads G N 2"],
     state: Float[Tensor, "B heads D N 2"] | None = None,
@@ -43,14 +43,19 @@ def tape(
 
     The angles are float64, in turns: 1 is the whole circle. The D channels of a head form G groups,
     each with a kernel of its own, `K(t) = Re sum_n c_n e^(2 pi i n t)`. `state` is that of the
-    positions before, `S_n = sum_j v_j e^(2 pi i n write_j)`, pairs.
+    positions before, `S_n = sum_j v_j e^(2 pi i n write_j)`, pairs. Where all sequences and heads
+    write at the same angles, `write` [1, L, 1] without gradients has its features made once.
     """
     _check(v, write, read, c, state)
     batch, _, heads, channels = v.shape
     if state is None:
         state = v.new_zeros(batch, heads, channels, *c.shape[2:])
-    y, after = _tape(*(t.transpose(1, 2) for t in (v, write, read)), c, state)
-    return y.transpose(1, 2), after
+    moves = torch.is_grad_enabled() and write.requires_grad
+    if moves or write.shape[0] * write.shape[2] > 1:  # one clock of all is kept as one
+        write = write.expand(batch, -1, heads)
+    v, write, read = v.permute(2, 0, 1, 3), write.permute(2, 0, 1), read.permute(2, 0, 1)
+    y, after = _tape(v, write, read, c, state.transpose(0, 1), moves)
+    return y.permute(1, 2, 0, 3), after.transpose(0, 1)
 
 
 def _check(v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor | None) -> None:
@@ -58,8 +63,11 @@ def _check(v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor | No
     require_shape("v", v, ("B", "L", "heads", "D"))
     batch, _, heads, channels = v.shape
     require_shape("c", c, (heads, "G", "N", 2))
+    length = v.shape[1]
+    shared = [1 if write.shape[k] == 1 else size for k, size in ((0, batch), (2, heads))]
+    require_shape("write", write, (shared[0], length, shared[1]))
+    require_shape("read", read, (batch, length, heads))
     for name, angle in (("write", write), ("read", read)):
-        require_shape(name, angle, tuple(v.shape[:3]))
         require_dtype(name, angle, (torch.float64,))
     require_dtype("v", v)
     require_dtype("c", c, (v.dtype,))
@@ -102,14 +110,24 @@ def _pairs(z: Tensor) -> Tensor:
     return torch.view_as_real(z).flatten(-2)
 
 
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """`x @ y` of x [heads, B, ., .], where y may be one matrix of each head, or one of all."""
+    if y.shape[:2] == (1, 1):
+        return matmul(x, y[0, 0])
+    if y.shape[1] == 1:
+        rows = matmul(x.flatten(1, 2), y[:, 0])
+        return rows.reshape(*x.shape[:3], y.shape[-1])
+    return matmul(x, y)
+
+
 def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """`<x, y>` of complex [..., C, N] and [..., D, N], real [..., C, D]."""
-    return matmul(_pairs(x), _pairs(y).transpose(-1, -2))
+    """`<x, y>` of complex [heads, B, C, N] and [#heads, #B, D, N], real [heads, B, C, D]."""
+    return _product(_pairs(x), _pairs(y).transpose(-1, -2))
 
 
 def _sum(weights: Tensor, z: Tensor) -> Tensor:
-    """Sums with real weights [..., C, D] of complex [..., D, N], [..., C, N]."""
-    sums: Tensor = matmul(weights, _pairs(z)).unflatten(-1, (-1, 2))
+    """Sums with real weights [heads, B, C, D] of complex [#heads, #B, D, N]."""
+    sums: Tensor = _product(weights, _pairs(z)).unflatten(-1, (-1, 2))
     return torch.view_as_complex(sums)
 
 
@@ -119,7 +137,7 @@ def _complex(pairs: Tensor) -> Tensor:
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
     """[..., C, D] to [..., G, C, D / G]."""
-    parts: Tensor = x.unflatten(-1, (groups, -1))
+    parts: Tensor = x.unflatten(-1, (groups, x.shape[-1] // groups))
     return parts.transpose(-2, -3)
 
 
@@ -129,7 +147,7 @@ def _from_groups(x: Tensor) -> Tensor:
 
 def _scores(R: Tensor, kept: Tensor) -> Tensor:
     """`tril <R, kept>` [..., G, C, C] of R [..., C, N] and `kept = conj(c) A` [..., G, C, N]."""
-    scores: Tensor = _inner(R, kept.flatten(-3, -2)).unflatten(-1, (kept.shape[-3], -1))
+    scores: Tensor = _inner(R, kept.flatten(-3, -2)).unflatten(-1, kept.shape[-3:-1])
     return scores.transpose(-2, -3).tril()
 
 
@@ -139,15 +157,15 @@ def _scores(R: Tensor, kept: Tensor) -> Tensor:
 def _forward(
     v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Values [B, heads, L, D] and angles [B, heads, L]; plain autograd can differentiate it."""
+    """Values [heads, B, L, D] and angles [heads, B, L]; plain autograd can differentiate it."""
     groups, harmonics = c.shape[1:3]
-    conjugate = _complex(c).conj().resolve_conj()  # [heads, G, N]
-    each = conjugate.repeat_interleave(v.shape[-1] // groups, dim=1)  # [heads, D, N]
+    conjugate = _complex(c).conj().resolve_conj()[:, None]  # [heads, 1, G, N]
+    each = conjugate.repeat_interleave(v.shape[-1] // groups, dim=2)  # [heads, 1, D, N]
     S, outputs = _complex(state), []
     for start in range(0, v.shape[2], CHUNK):
         v_c, write_c, read_c = (t[:, :, start : start + CHUNK] for t in (v, write, read))
         A, R = (features(turns, harmonics, v.dtype) for turns in (write_c, read_c))
-        scores = _scores(R, conjugate[:, :, None] * A[:, :, None])
+        scores = _scores(R, conjugate[..., None, :] * A[:, :, None])
         within = _from_groups(matmul(scores, _by_group(v_c, groups)))
         outputs.append(_inner(R, each * S) + within)
         S = S + _sum(v_c.transpose(-1, -2), A)
@@ -155,15 +173,19 @@ def _forward(
 
 
 @op("dlrnn::tape")
-def _tape(
-    v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor
+def _tape(  # noqa: PLR0917
+    v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor, moves: bool
 ) -> tuple[Tensor, Tensor]:
+    """`_forward`; `moves` says whether `write` has gradients."""
+    del moves
     return _forward(v, write, read, c, state)
 
 
 @_tape.register_fake
-def _(v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    state: Tensor = others[-1]
+def _(  # noqa: PLR0917
+    v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor, moves: bool
+) -> tuple[Tensor, Tensor]:
+    del write, read, c, moves
     return v.new_empty(v.shape), state.new_empty(state.shape)
 
 
@@ -179,6 +201,7 @@ def _tape_gradients(  # noqa: PLR0917
     read: Tensor,
     c: Tensor,
     after: Tensor,
+    moves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of v, write, read, c and the state, from the last chunk to the first.
 
@@ -186,62 +209,69 @@ def _tape_gradients(  # noqa: PLR0917
     """
     groups, harmonics = c.shape[1:3]
     width = v.shape[-1] // groups
-    kernel = _complex(c)  # [heads, G, N]
+    kernel = _complex(c)[:, None]  # [heads, 1, G, N]
     conjugate = kernel.conj().resolve_conj()
-    each = kernel.repeat_interleave(width, dim=1)  # [heads, D, N]
+    each = kernel.repeat_interleave(width, dim=2)  # [heads, 1, D, N]
     each_conjugate = each.conj().resolve_conj()
     n = 2 * math.pi * torch.arange(harmonics, device=v.device, dtype=v.dtype)
     S, U = _complex(after), _complex(d_after)
-    dv, dc = torch.empty_like(v), torch.zeros_like(kernel)
-    d_write, d_read = torch.empty_like(write), torch.empty_like(read)
+    dv, dc = torch.empty_like(v), torch.zeros_like(kernel[:, 0])
+    d_write, d_read = torch.zeros_like(write), torch.empty_like(read)
     for start in reversed(range(0, v.shape[2], CHUNK)):
         here = slice(start, start + CHUNK)
         v_c, dy_c = v[:, :, here], dy[:, :, here]
         A, R = (features(turns[:, :, here], harmonics, v.dtype) for turns in (write, read))
         S = S - _sum(v_c.transpose(-1, -2), A)
-        dR, dA = _sum(dy_c, each_conjugate * S), _sum(v_c, U)
-        dv_c = _inner(A, U)
-        moments = _sum(dy_c.transpose(-1, -2), R)  # [B, heads, D, N]
-        U = U + each * moments
-        dc += (moments.conj() * S).sum(0).unflatten(1, (groups, width)).sum(2)
+        dR = _sum(dy_c, each_conjugate * S)
+        dv_c = _inner(U, A).transpose(-1, -2)
+        moments = _sum(dy_c.transpose(-1, -2), R)  # [heads, B, D, N]
+        dc += (moments.conj() * S).sum(1).unflatten(1, (groups, width)).sum(2)
 
-        kept = conjugate[:, :, None] * A[:, :, None]  # [B, heads, G, C, N]
+        kept = conjugate[..., None, :] * A[:, :, None]  # [heads, #B, G, C, N]
         v_g, dy_g = _by_group(v_c, groups), _by_group(dy_c, groups)
-        dv_c += _from_groups(matmul(_scores(R, kept).transpose(-1, -2), dy_g))
-        d_scores = matmul(dy_g, v_g.transpose(-1, -2)).tril()  # [B, heads, G, C, C]
+        dv_c = dv_c + _from_groups(matmul(_scores(R, kept).transpose(-1, -2), dy_g))
+        d_scores = matmul(dy_g, v_g.transpose(-1, -2)).tril()  # [heads, B, G, C, C]
         dR += _sum(d_scores.transpose(-2, -3).flatten(-2), kept.flatten(-3, -2))
-        d_kept = _sum(d_scores.transpose(-1, -2).flatten(-3, -2), R).view_as(kept)
-        dA += (kernel[:, :, None] * d_kept).sum(2)
-        dc += (d_kept.conj() * A[:, :, None]).sum((0, 3))
+        if kept.shape[1] != v.shape[1]:  # the sum over sequences is part of the product
+            over = d_scores.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)[:, None]
+            d_kept = _sum(over, R.flatten(1, 2)[:, None]).view_as(kept)
+        else:
+            d_kept = _sum(d_scores.transpose(-1, -2).flatten(-3, -2), R).view_as(kept)
+        dc += (d_kept.conj() * A[:, :, None]).sum((1, 3))
+        if moves:
+            dA = _sum(v_c, U) + (kernel[..., None, :] * d_kept).sum(2)
+            d_write[:, :, here] = matmul((A.conj() * dA).imag, n)
+        U = U + each * moments
 
         dv[:, :, here] = dv_c
-        d_write[:, :, here] = matmul((A.conj() * dA).imag, n)
         d_read[:, :, here] = matmul((R.conj() * dR).imag, n)
     return dv, d_write, d_read, torch.view_as_real(dc), torch.view_as_real(U)
 
 
 @_tape_gradients.register_fake
-def _(dy: Tensor, d_after: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+def _(dy: Tensor, d_after: Tensor, *others: Any) -> tuple[Tensor, ...]:
     del dy, d_after
-    return tuple(x.new_empty(x.shape) for x in inputs)
+    return tuple(x.new_empty(x.shape) for x in others[:-1])
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.moves = inputs
+    ctx.save_for_backward(*tensors, output[1])
 
 
 def _gradients(ctx: Any, dy: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, after = ctx.saved_tensors
     if torch.is_grad_enabled():  # for second derivatives: features of all positions
         own = [x.view_as(x) for x in inputs]
-        wanted = [x for x, wants in zip(own, ctx.needs_input_grad, strict=True) if wants]
+        wants = ctx.needs_input_grad[: len(own)]
+        wanted = [x for x, wants_it in zip(own, wants, strict=True) if wants_it]
         given = torch.autograd.grad(
             _forward(*own), wanted, (dy, d_after), create_graph=True, materialize_grads=True
         )
         found = iter(given)
-        return tuple(next(found) if wants else None for wants in ctx.needs_input_grad)
-    gradients: tuple[Tensor, ...] = _tape_gradients(dy, d_after, *inputs[:4], after)
-    return gradients
+        return *(next(found) if wants_it else None for wants_it in wants), None
+    dv, d_write, d_read, dc, d_state = _tape_gradients(dy, d_after, *inputs[:4], after, ctx.moves)
+    return dv, d_write if ctx.moves else None, d_read, dc, d_state, None
 
 
 _tape.register_autograd(_gradients, setup_context=_setup)

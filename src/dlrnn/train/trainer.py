@@ -227,6 +227,7 @@ class Trainer:
             if first >= end:
                 continue
             if number != self.stage:
+                self.step.check_finite()
                 loss_sum = self.step.loss_sum
                 grow(self.module, self.config, number)
                 self._enter(number)

@@ -48,6 +48,22 @@ def test_the_chunked_form_equals_the_loop(size):
     assert_agree(ops.tape(*alone)[0], reference.tape(*cpu[:4])[0], alone, 1e-12)
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_one_clock_of_all_sequences_and_heads_is_the_same_for_each(size):
+    v, _, read, c, state = inputs(size)
+    clock = torch.rand(1, size[1], 1, dtype=torch.float64, device=DEVICE)
+    for given in (clock, clock.clone().requires_grad_()):
+        each = clock.expand(read.shape).clone().requires_grad_()
+        shared, own = (outputs(ops.tape, (v, w, read, c, state)) for w in (given, each))
+        assert_agree(shared, own, (v, read, c, state), 1e-12)
+        if given.requires_grad:
+            gradients = (
+                torch.autograd.grad(outputs(ops.tape, (v, w, read, c, state)).square().sum(), w)[0]
+                for w in (given, each)
+            )
+            assert_close(next(gradients), next(gradients).sum((0, 2), keepdim=True), 1e-12)
+
+
 @pytest.mark.parametrize("size", [(2, 67, 2, 2, 2, 33), (1, 2**14, 1, 1, 1, 65)], ids=str)
 def test_fp32_is_close_to_float64(size):
     given = inputs(size, turns=100.0, dtype=torch.float32)
