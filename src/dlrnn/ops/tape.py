@@ -90,7 +90,7 @@ def features(turns: Float[Tensor, "*B C"], harmonics: int, dtype: torch.dtype) -
     fine = 2 ** math.ceil(math.log2(harmonics) / 2)
     coarse = -(-harmonics // fine)
     n = torch.arange(max(fine, coarse), device=turns.device, dtype=torch.float64)
-    turns = _reduced(turns)
+    turns = _reduced(turns).contiguous()  # products would copy features of another layout
     tables = _units(turns, n[:coarse] * fine, dtype), _units(turns, n[:fine], dtype)
     return (tables[0][..., :, None] * tables[1][..., None, :]).flatten(-2)[..., :harmonics]
 
@@ -237,10 +237,11 @@ def _tape_gradients(  # noqa: PLR0917
             d_kept = _sum(over, R.flatten(1, 2)[:, None]).view_as(kept)
         else:
             d_kept = _sum(d_scores.transpose(-1, -2).flatten(-3, -2), R).view_as(kept)
-        dc += (d_kept.conj() * A[:, :, None]).sum((1, 3))
+        A_conjugate = A.conj().resolve_conj()  # a lazy conj of d_kept would copy G times as much
+        dc += (d_kept * A_conjugate[:, :, None]).sum((1, 3)).conj()
         if moves:
             dA = _sum(v_c, U) + (kernel[..., None, :] * d_kept).sum(2)
-            d_write[:, :, here] = matmul((A.conj() * dA).imag, n)
+            d_write[:, :, here] = matmul((A_conjugate * dA).imag, n)
         U = U + each * moments
 
         dv[:, :, here] = dv_c
