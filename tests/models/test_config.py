@@ -11,7 +11,7 @@ from torch import nn
 from dlrnn import DLR
 from dlrnn import nn as mixers
 from dlrnn.models import MIXERS, ModelConfig, build_model
-from dlrnn.models.config import mixer_class
+from dlrnn.models.config import foreign_mixers, is_built_in, mixer_class
 
 STATES = {"d_state": 6}
 
@@ -56,6 +56,26 @@ def test_options_are_not_shared_with_the_caller():
         ({"d_model": 0}, "d_model must be a whole number of at least 1, not 0"),
         ({"layers": 1.5}, "layers must be a whole number of at least 1, not 1.5"),
         ({"norm": "both"}, "norm must be one of pre, post, not 'both'"),
+        ({"mixer": "dlr,tapes", "layers": 2, "mixer_options": {"dlr": STATES}}, "no mixer 'tapes'"),
+        ({"mixer": "dlr,", "layers": 2, "mixer_options": {"dlr": STATES}}, "no mixer ''"),
+        ({"mixer": "dlr,attention", "layers": 2}, "for dlr, attention; got 'd_state'"),
+        ({"mixer": "dlr,attention", "layers": 2, "mixer_options": {"dlr": 6}}, "are no dict but i"),
+        (
+            {"mixer": "dlr,attention", "layers": 2, "mixer_options": {"attention": {"headz": 2}}},
+            "the mixer 'dlr' needs the option d_state",
+        ),
+        (
+            {
+                "mixer": "attention,sgconv",
+                "layers": 2,
+                "mixer_options": {"attention": {"headz": 2}},
+            },
+            "the mixer 'attention' has no option 'headz': did you mean 'heads'",
+        ),
+        (
+            {"mixer": "attention,attention-ff", "mixer_options": {}},
+            "layers must be at least 2, the",
+        ),
         ({"pooling": "min"}, "pooling must be one of max, mean, last, not 'min'"),
     ],
     ids=str,
@@ -75,6 +95,26 @@ def test_incompatible_sizes_raise_the_mixers_error():
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_name_is_a_mixer(name):
     assert mixer_class(name) is getattr(mixers, MIXERS[name].removeprefix("dlrnn.nn."))
+
+
+PATTERN = {"tape": {"length": 8, "heads": 2}, "dlr": STATES}
+
+
+def test_a_pattern_of_mixers_is_repeated_to_the_depth():
+    config = ModelConfig("tape,dlr,attention", PATTERN, d_model=8, layers=5)
+    kinds = [
+        type(block.mixer).__name__ for block in build_model(config, d_input=1, d_output=1).blocks
+    ]
+    assert kinds == ["TapeDLR", "DLR", "Attention", "TapeDLR", "DLR"]
+    assert ModelConfig(**json.loads(json.dumps(asdict(config)))) == config
+    assert {"tape.length", "dlr.d_state", "attention.heads"} <= set(config.option_types())
+    assert config.given_options() == {"tape.length": 8, "tape.heads": 2, "dlr.d_state": 6}
+
+
+def test_every_foreign_name_of_a_pattern_is_found():
+    assert foreign_mixers("tape,dlrnn.nn.DLR") == []
+    assert foreign_mixers("dlrnn.nn.DLR,evil.Layer,tape") == ["evil.Layer"]
+    assert not is_built_in("dlrnn.nn.DLR,evil.Layer")
 
 
 # ---------------------------------------------------------------------------------- a user's mixer

@@ -19,7 +19,11 @@ SMALL = [
     ModelConfig("attention", d_model=8, layers=2),
     ModelConfig("attention-ff", {"d_ff": 5}, d_model=8, norm="pre"),
     ModelConfig("local-attention", {"chunk": 5}, d_model=8, layers=2, norm="pre"),
+    ModelConfig("tape", {"length": 12, "heads": 2, "d_head": 4, "hold": 1}, d_model=8),
 ]
+PATTERN = ModelConfig(
+    "dlr,tape,attention", {"dlr": STATES, "tape": {"length": 9}}, d_model=8, layers=4, norm="pre"
+)
 BOTH_WAYS = [replace(c, mixer_options={**c.mixer_options, "bidirectional": True}) for c in SMALL]
 LANGUAGE = LanguageConfig(
     **{"d_model": 6, "d_state": 4, "d_embedding": 5, "d_ff": 7, "vocabulary": 23, "layers": 2},
@@ -31,8 +35,11 @@ CAUSAL_LANGUAGE = [
     for norm in ("pre", "post")
     for experts in ({"router": "threshold"}, {"experts": 1})
 ]
+CAUSAL_LANGUAGE.append(
+    replace(LANGUAGE, mixer="tape,attention", layers=3, experts=1, tape_length=12)
+)
 TOP = [replace(LANGUAGE, mixer=mixer) for mixer in ("dlr", "attention")]
-STREAMING = SMALL + CAUSAL_LANGUAGE
+STREAMING = [*SMALL, PATTERN, *CAUSAL_LANGUAGE]
 ALL = STREAMING + BOTH_WAYS + TOP
 
 

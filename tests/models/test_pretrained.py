@@ -124,13 +124,20 @@ def test_folders_with_other_files_are_refused(name, tmp_path):
         (
             {
                 "model": "SequenceModel",
+                "options": {"config": {"mixer": "dlrnn.nn.DLR,json.tool.X"}},
+            },
+            "json.tool.X.*--trust",
+        ),
+        (
+            {
+                "model": "SequenceModel",
                 "options": {"config": {"mixer": "foo"}, "d_input": 1, "d_output": 1},
             },
             "there is no mixer 'foo'",
         ),
         ("[" * 100_000, "nested too deeply"),
     ],
-    ids=["a list", "a module", "no mixer", "deep"],
+    ids=["a list", "a module", "a module in a pattern", "no mixer", "deep"],
 )
 def test_wrong_configurations_raise(content, sentence, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "json.tool", raising=False)

@@ -19,6 +19,7 @@ from dlrnn.nn import (
     LocalAttention,
     Mixer,
     SGConv,
+    TapeDLR,
 )
 from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
 
@@ -28,6 +29,7 @@ SMALL = {
     "s4d": partial(S4D, d_model=4, d_state=6),
     "s4": partial(S4, d_model=4, d_state=6),
     "sgconv": partial(SGConv, d_model=4, length=16, d_kernel=4),
+    "tape": partial(TapeDLR, d_model=4, length=10, heads=2, d_head=2, kernels=2),
     "attention": partial(Attention, d_model=4, heads=2),
     "attention-ff": partial(AttentionFF, d_model=4, heads=2, d_ff=8),
     "local-attention": partial(LocalAttention, d_model=4, heads=2, chunk=4),
@@ -101,6 +103,8 @@ class Form(NamedTuple):
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif isinstance(layer, SGConv):  # the norm is not that of the kernel any more
                 layer.sub_kernels.normal_(std=0.3)
+            elif isinstance(layer, TapeDLR):
+                layer.c.normal_(std=0.3)
             elif isinstance(layer, UsersMixer):
                 layer.rate.uniform_()
         return layer
@@ -117,6 +121,7 @@ SIZES: dict[Any, dict[str, Any]] = {
     S4D: {"d_model": 5, "d_state": 10},
     S4: {"d_model": 3, "d_state": 6},
     SGConv: {"d_model": 3, "length": 130, "d_kernel": 4},
+    TapeDLR: {"d_model": 4, "length": 12, "heads": 2, "d_head": 4, "kernels": 2},
     Attention: {"d_model": 8, "heads": 2},
     AttentionFF: {"d_model": 8, "heads": 2, "d_ff": 5},
     LocalAttention: {"d_model": 8, "heads": 2, "chunk": 7},
@@ -172,6 +177,14 @@ CAUSAL = [
             {"project": False},
         )
     ),
+    *(
+        Form(TapeDLR, options, 100)
+        for options in (
+            {},
+            {"length": 7, "hold": 2, "gate": True, "clock": "shared", "factors": 2},
+            {"heads": 3, "lag_heads": 0, "clock": "own", "glu": True, "activation": "gelu"},
+        )
+    ),
     Form(Attention, {}, 100, many=True),
     Form(Attention, {"heads": 1, "glu": True}, 100, many=True),
     Form(AttentionFF, {}, 100, many=True),
@@ -186,6 +199,7 @@ BIDIRECTIONAL = [
     *(Form(kind, {"bidirectional": True}) for kind in (DLR, DSS, S4D, S4, SGConv)),
     Form(DLR, {"bidirectional": True, "cast": "prod", "kernel_length": 9, "glu": True}),
     *(Form(kind, {"bidirectional": True, "kernel_length": 9}) for kind in (DSS, S4D)),
+    Form(TapeDLR, {"bidirectional": True, "hold": 1, "gate": True, "clock": "shared"}, 100),
     Form(S4, {"bidirectional": True, "kernel_length": 9, "glu": True, "activation": "silu"}),
     Form(SGConv, {"bidirectional": True, "kernel_length": 20, "glu": True}),
     *(

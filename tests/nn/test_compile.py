@@ -7,7 +7,7 @@ from support import DEVICE, run_python
 
 PRELUDE = f"""
 import torch
-from dlrnn.nn import DLR, DSS, S4, S4D, LocalAttention, SGConv
+from dlrnn.nn import DLR, DSS, S4, S4D, LocalAttention, SGConv, TapeDLR
 torch.manual_seed(0)
 device = torch.device({str(DEVICE)!r})
 def close(a, b, tolerance=1e-5):
@@ -59,6 +59,8 @@ for options in ({}, {"cast": "prod"}, {"bidirectional": True, "glu": True}, {"ke
 check(DSS(4, 6))
 check(S4D(4, 6, bidirectional=True))
 check(S4(4, 6), chunk=True)
+check(TapeDLR(4, 12, hold=2, gate=True, clock="own"), steps=3, chunk=True)
+check(TapeDLR(4, 12, bidirectional=True))
 for both_ways in (True, False):
     check(LocalAttention(8, chunk=7, bidirectional=both_ways))
 print("ok")
@@ -80,7 +82,8 @@ def check(layer, lengths, recompilations):
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
     counts = []  # the first length may call the backend twice: AOT autograd starts again
     for length in lengths:
-        x = torch.randn(2, length, layer.d_model, device=device, requires_grad=True)
+        dtype = next(layer.parameters()).dtype
+        x = torch.randn(2, length, layer.d_model, device=device, dtype=dtype, requires_grad=True)
         agree(compiled, layer, x)
         counts.append(counter.frame_count)
     assert counts[-1] - counts[0] <= recompilations, counts
@@ -88,6 +91,7 @@ def check(layer, lengths, recompilations):
 check(DLR(4, 6), (30, 50, 200, 300, 777), 1)
 check(S4(4, 6), (140, 200, 300), 0)  # on a GPU up to 128 positions are another graph
 check(SGConv(4, length=80, d_kernel=8), (20, 33, 80), 0)
+check(TapeDLR(4, 12, hold=2).double(), (30, 50, 200, 300), 0)  # gradients of angles are large
 # the first and the last window are shorter
 check(
     LocalAttention(8, heads=2, chunk=8, bidirectional=True),

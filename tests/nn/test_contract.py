@@ -17,7 +17,18 @@ from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dlrnn.nn import DLR, DSS, S4, S4D, Attention, Experts, LocalAttention, SGConv, save_model
+from dlrnn.nn import (
+    DLR,
+    DSS,
+    S4,
+    S4D,
+    Attention,
+    Experts,
+    LocalAttention,
+    SGConv,
+    TapeDLR,
+    save_model,
+)
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 causal = pytest.mark.parametrize("form", CAUSAL, ids=str)
@@ -266,6 +277,12 @@ SECOND = [
     (lambda: S4D(2, 4, activation="silu", dt_min=0.1, dt_max=0.5), 5),
     (lambda: Form(S4, {}).make(d_state=2, activation="silu"), 4),
     (lambda: Form(SGConv, {}).make(length=12, d_kernel=2, activation="silu"), 12),
+    (
+        lambda: Form(TapeDLR, {"hold": 1, "gate": True, "clock": "shared"}).make(
+            length=3, d_head=2
+        ),
+        5,
+    ),
     *(
         (lambda kind=kind, options=options: kind(4, heads=1, **options), 9)
         for kind, size in ((Attention, {}), (LocalAttention, {"chunk": 7}))

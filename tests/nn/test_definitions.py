@@ -10,7 +10,7 @@ from mixers import EVERY
 from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 from torch.nn import functional as F
 
-from dlrnn.nn import DLR, DSS, S4, S4D, Attention, AttentionFF, LocalAttention, SGConv
+from dlrnn.nn import DLR, DSS, S4, S4D, Attention, AttentionFF, LocalAttention, SGConv, TapeDLR
 from dlrnn.ops import reference
 
 # ---------------------------------------------------------------------------------- kernels
@@ -176,6 +176,41 @@ def attended(layer, x):
     return output_map(layer, x + F.gelu(o))
 
 
+# ---------------------------------------------------------------------------------- tape
+
+
+def taped(layer, x):
+    y = torch.stack([read_by_pairs(layer, u) for u in x])
+    return output_map(layer, ACTIVATIONS[layer.activation](y))
+
+
+def read_by_pairs(layer, u):
+    """[L, heads * D]: for every pair of positions, the kernel between where they write and read."""
+    L, heads, D, n = len(u), layer.heads, layer.d_head, torch.arange(layer.harmonics)
+    if layer.hold and layer.hold < L:
+        added = linear(layer.held, u[: layer.hold].flatten())
+        u = torch.cat((u[: layer.hold], u[layer.hold :] + added))
+    v = linear(layer.value, u).view(L, heads, D)
+    if layer.gate:
+        v = v * linear(layer.beta, u).sigmoid()[..., None]
+    delta = torch.ones(L, 1).double() if layer.clock == "fixed" else linear(layer.delta, u)
+    time = torch.stack([delta[:k].sum(0) for k in range(L)]).expand(L, heads)
+    clock = torch.exp(2j * math.pi / layer.length * time)
+    z = torch.view_as_complex((u @ exact(layer.z.weight).T).view(L, heads, layer.factors, 2))
+    z = (z / z.abs()).prod(-1).conj()
+    c = complex_(layer.c).repeat_interleave(D // layer.kernels, dim=1)  # [rows, D, N]
+    rows = []
+    for k in range(L):
+        for h in range(heads):
+            r = clock[k, h] * z[k, h] if h < layer.lag_heads else z[k, h]
+            met = (r * clock[:, h].conj())[:, None] ** n  # [L, N]
+            y = ((met @ c[h].T).real * v[:, h])[: k + 1].sum(0)
+            if layer.bidirectional:
+                y = y + ((met @ c[heads + h].T).real * v[:, h])[k:].sum(0)
+            rows.append(y)
+    return torch.cat(rows).view(L, heads * D)
+
+
 DEFINITIONS = {
     DLR: partial(convolved, dlr_kernel),
     DSS: partial(convolved, state_space_kernel),
@@ -185,6 +220,7 @@ DEFINITIONS = {
     Attention: attended,
     AttentionFF: attended,
     LocalAttention: attended,
+    TapeDLR: taped,
 }
 DEFINED = [form for form in EVERY if form.kind in DEFINITIONS]
 

@@ -7,7 +7,18 @@ import torch
 from mixers import SMALL
 from support import DEVICE, assert_close
 
-from dlrnn.nn import DLR, DSS, S4, S4D, Attention, AttentionFF, LocalAttention, SGConv, param_groups
+from dlrnn.nn import (
+    DLR,
+    DSS,
+    S4,
+    S4D,
+    Attention,
+    AttentionFF,
+    LocalAttention,
+    SGConv,
+    TapeDLR,
+    param_groups,
+)
 
 PROJECTED = {"D": (4,), "out.weight": (4, 4), "out.bias": (4,)}
 DLR_SHAPES = {"log_lambda_re": (6,), "log_lambda_im": (6,), "W": (4, 6, 2), "D": (4,)}
@@ -38,6 +49,17 @@ LEGS = {"log_decay": (3,), "frequency": (3,), "log_dt": (4,), "P": (3, 2), "B": 
             {"sub_kernels": (4, 6, 4), "kernel_norm": (4,)} | PROJECTED,
         ),
         (
+            TapeDLR(4, 10, heads=2, d_head=6, kernels=3, bidirectional=True),
+            {"c": (4, 3, 6, 2), "value.weight": (12, 4), "value.bias": (12,), "z.weight": (4, 4)}
+            | {"out.weight": (4, 12), "out.bias": (4,)},
+        ),
+        (
+            TapeDLR(4, 9, heads=3, d_head=1, kernels=1, factors=2, clock="own", gate=True, hold=2),
+            {"c": (3, 1, 5, 2), "value.weight": (3, 4), "value.bias": (3,), "z.weight": (12, 4)}
+            | {"delta.weight": (3, 4), "delta.bias": (3,), "beta.weight": (3, 4), "beta.bias": (3,)}
+            | {"held.weight": (4, 8), "held.bias": (4,), "out.weight": (4, 3), "out.bias": (4,)},
+        ),
+        (
             Attention(4, heads=2),
             {"temperature": (1,), "qkv.weight": (12, 4), "qkv.bias": (12,)}
             | {"merge.weight": (4, 4), "merge.bias": (4,), "out.weight": (4, 4), "out.bias": (4,)},
@@ -55,6 +77,7 @@ KERNEL_PARAMETERS = {
     "s4d": {"log_decay", "frequency", "log_dt", "W"},
     "s4": {"log_decay", "frequency", "log_dt", "P", "B", "C"},
     "sgconv": {"sub_kernels"},
+    "tape": {"c"},
 }
 
 
@@ -89,6 +112,12 @@ ATTENTION = {"d_model": 8, "heads": 2, "bidirectional": True, "glu": True, "drop
             SGConv,
             {**CONVOLUTION, "length": 50, "d_kernel": 4, "decay": 0.5},
             ", length=50, d_kernel=4, scales=5",
+        ),
+        (
+            TapeDLR,
+            {**ATTENTION, "length": 9, "d_head": 6, "kernels": 3, "lag_heads": 0, "factors": 2}
+            | {"clock": "shared", "gate": True, "hold": 1, "activation": "silu"},
+            ", length=9, d_head=6, lag_heads=0",
         ),
         (Attention, ATTENTION, ""),
         (AttentionFF, {**ATTENTION, "d_ff": 3}, ""),
@@ -165,6 +194,17 @@ def test_initialisation_of_sgconv_is_the_papers():
     layer = SGConv(8, length=2**12, d_kernel=256, decay=0.5).to(DEVICE)
     assert layer.sub_kernels.std().item() == pytest.approx(1 / 256, rel=0.02)
     assert_close(layer.kernel(2**12).norm(dim=-1), torch.ones(8), 1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16])
+def test_initialisation_of_a_tape_is_low_pass_filters(length):
+    """The widest kernel is 1 at place 0 and 0 at the others; the narrowest has two harmonics."""
+    layer = TapeDLR(4, length, d_head=6, kernels=3)
+    n, places = torch.arange(length // 2 + 1), 2 * math.pi * torch.arange(length)[:, None] / length
+    K = (layer.c[0, -1, :, 0] * (places * n).cos()).sum(-1)
+    assert_close(K, torch.eye(length)[0], 1e-6)
+    assert (layer.c[:, 0, 3:] == 0).all()
+    assert (layer.c[:, :, 0] == layer.c[0, 0, 0]).all()  # the same mean
 
 
 def test_initialisation_of_attention():

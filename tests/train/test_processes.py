@@ -118,6 +118,11 @@ TAKEN_APART = {
     "micro-batches": config("shift", {"length": 32}, parts=2),
     "losses that count positions": config("listops-subtrees", {"length": 128}),
     "weighed classes": config("pathfinder-segmentation", {"resolution": 32}, bidirectional=True),
+    "growing lengths": replace(
+        config("shift", {"length": 32}),
+        model=ModelConfig("sgconv", {"length": 32, "d_kernel": 4}, d_model=16),
+        lengths=[8, 32],
+    ),
 }
 
 

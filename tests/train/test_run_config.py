@@ -26,6 +26,42 @@ def test_learning_rate_schedules():
     assert config(schedule="cosine").rate(0) == 1
 
 
+def test_each_length_has_its_own_warm_up_schedule_and_rate():
+    stages = {"lengths": [4, 8, 16], "stage_steps": [3, 4], "stage_lr": [1e-2, 5e-3, 1e-3]}
+    run = config(warmup=2, schedule="cosine", **stages)
+    assert [run.stage(k) for k in range(12)] == [0] * 3 + [1] * 4 + [2] * 5
+    assert run.rate(0) == run.rate(3) * 2 == run.rate(7) * 10 == 0.5
+    assert run.rate(2) == 1
+    assert run.rate(6) == pytest.approx(0.5 * 0.5)
+    assert [stage.start for stage in config(lengths=[4, 8, 16]).stages()] == [0, 4, 8]
+
+
+def test_mixers_have_lengths_in_proportion_to_the_input():
+    tied, free = {"length": 64}, {"length": 10}
+    run = config(
+        task=TaskConfig("reverse", {"length": 32}),
+        model=ModelConfig(
+            "tape,sgconv,dlr", {"tape": tied, "sgconv": free, "dlr": {"d_state": 4}}, layers=3
+        ),
+        lengths=[8, 24, 32],
+    )
+    stage = run.at_stage(1)
+    assert stage.task.settings == {"length": 24}
+    assert stage.model.mixer_options["tape"] == {"length": 48}
+    assert stage.model.mixer_options["sgconv"] == free  # the shortest input is longer
+    assert run.at_stage(2).model == run.model
+
+
+def test_lengths_are_lists_on_the_command_line():
+    given = ["--lengths", "4,8,16", "--stage_steps", "[3,4]", "--stage_lr", "1e-2,.005,1e-3"]
+    with pytest.raises(ValueError, match="stage_lr"):
+        with_overrides(config(), given)
+    run = with_overrides(config(), [*given[:-1], "1e-2,5e-3,1e-3"])
+    assert run.lengths == [4, 8, 16]
+    assert (run.stage_steps, run.stage_lr) == ([3, 4], [1e-2, 5e-3, 1e-3])
+    assert with_overrides(run, ["--lengths", "null", "--stage_steps", "null", "--stage_lr", "null"])
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_configuration_survives_json():
     tuples = TaskConfig("shift", {"length": 16, "other": (1, 2)})
@@ -49,6 +85,13 @@ def test_overrides_change_settings():
     assert changed.model.mixer_options == {"d_state": 5, "dt_min": 0.01, "dt_max": 0.01}
     other = with_overrides(run, ["--model.mixer", "attention", "--model.mixer_options.heads", "2"])
     assert other.model.mixer_options == {"heads": 2}
+    both = ["--model.mixer", "tape,dlr", "--model.layers", "2"]
+    tape, dlr = "--model.mixer_options.tape.length", "--model.mixer_options.dlr.d_state"
+    stacked = with_overrides(run, [*both, tape, "16", dlr, "5"])
+    assert stacked.model.mixer_options == {"tape": {"length": 16}, "dlr": {"d_state": 5}}
+    assert with_overrides(stacked, [dlr, "6"]).model.mixer_options["dlr"] == {"d_state": 6}
+    with pytest.raises(ValueError, match=r"mixer_options\.tape\.length must be a whole number"):
+        with_overrides(stacked, [tape, "long"])
 
 
 @pytest.mark.parametrize(
@@ -104,6 +147,14 @@ def test_options_that_are_text_stay_text():
         ({"weight_decay": math.nan}, "weight_decay must be"),
         ({"deterministic": "yes"}, "deterministic must be true or false"),
         ({"deterministic": 1}, "deterministic must be true or false"),
+        ({"lengths": [8, 32]}, r"length 16 \(--task.settings.length\), not 32"),
+        ({"lengths": [16, 8]}, "lengths must be whole numbers of at least 1 that grow"),
+        ({"lengths": []}, "lengths must be whole numbers of at least 1 that grow"),
+        ({"stage_lr": [1e-3]}, "set lengths too"),
+        ({"lengths": [8, 16], "stage_steps": [3, 9]}, "stage_steps must be 1 numbers"),
+        ({"lengths": [8, 16], "stage_steps": [12]}, "leave some of the 12 steps"),
+        ({"lengths": [8, 16], "stage_lr": [1e-3, 0.0]}, "stage_lr must be 2 finite numbers"),
+        ({"lengths": [8, 16], "steps": 1}, "steps must be at least 2"),
         ({"model": ModelConfig("dlr", {"d_state": "4"})}, "d_state must be a whole number"),
         ({"model": ModelConfig("dlr", {"d_state": 2**40})}, "d_state must be at most"),
     ],
@@ -121,9 +172,11 @@ def test_configurations_without_the_setting_deterministic_are_read():
     free = replace(run, deterministic=False)
     complete = json.loads(free.to_json())
     assert complete.pop("deterministic") is False
+    for later in ("lengths", "stage_steps", "stage_lr"):
+        assert complete.pop(later) is None
     assert free.identity() == complete
     assert from_json(json.dumps(complete)) == from_json(free.to_json()) == free
-    assert run.identity() == json.loads(run.to_json()) == {**complete, "deterministic": True}
+    assert run.identity() == {**complete, "deterministic": True}
     assert from_json(run.to_json()) == run
     name = changed_path(recipes.get("table1/shift/attention-1"), "runs", "full", free).name
     digest = hashlib.sha256((json.dumps(complete, indent=1) + "\n").encode()).hexdigest()

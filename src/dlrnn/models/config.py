@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
@@ -12,6 +13,7 @@ from torch import nn
 from dlrnn.common.cached import cached
 from dlrnn.common.suggestions import suggestion
 from dlrnn.common.untrusted import is_ours, user_import
+from dlrnn.nn.mixer import Mixer
 from dlrnn.ops.checks import require, require_count
 
 MIXERS = {
@@ -23,6 +25,7 @@ MIXERS = {
     "attention": "dlrnn.nn.Attention",
     "local-attention": "dlrnn.nn.LocalAttention",
     "attention-ff": "dlrnn.nn.AttentionFF",
+    "tape": "dlrnn.nn.TapeDLR",
 }
 """Built-in mixers. Others are named by their import path, `my_package.MyLayer`."""
 
@@ -31,9 +34,19 @@ MOST_CHANNELS = 2**20
 """The largest d_model: one H x H matrix of it has 4 TiB."""
 
 
-def is_built_in(mixer: str) -> bool:
-    """Whether a name or an import path means a mixer of dlrnn."""
-    return mixer in MIXERS or is_ours(mixer)
+def mixer_names(pattern: str) -> tuple[str, ...]:
+    """The mixers of a pattern, "tape,dlr,attention", in the order of the blocks."""
+    return tuple(pattern.split(","))
+
+
+def foreign_mixers(pattern: str) -> list[str]:
+    """The names in a pattern that mean no mixer of dlrnn: import paths of users' classes."""
+    return [name for name in mixer_names(pattern) if name not in MIXERS and not is_ours(name)]
+
+
+def is_built_in(pattern: str) -> bool:
+    """Whether every name or import path of a pattern means a mixer of dlrnn."""
+    return not foreign_mixers(pattern)
 
 
 Norm = Literal["pre", "post"]
@@ -42,13 +55,16 @@ Pooling = Literal["max", "mean", "last"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A network of `layers` blocks around one kind of mixer.
+    """A network of `layers` blocks, each around a mixer.
 
         ModelConfig(mixer="dlr", mixer_options={"d_state": 4096}, d_model=128, layers=6)
+        ModelConfig(mixer="dlr,attention", mixer_options={"dlr": {"d_state": 64}}, layers=4)
 
     Attributes:
-        mixer: a name from `MIXERS`, or the import path of a class, `my_package.MyLayer`.
-        mixer_options: keyword arguments of its constructor, without d_model.
+        mixer: a name from `MIXERS`, or the import path of a class, `my_package.MyLayer`; or
+            several, separated by commas, for the first blocks, repeated to the depth.
+        mixer_options: keyword arguments of its constructor, without d_model; of several mixers, a
+            dict by name of theirs.
         d_model: channels, H.
         layers: blocks.
         norm: LayerNorm before the mixer (and once after the last block), or after the sum.
@@ -66,32 +82,80 @@ class ModelConfig:
         check_fields(self, ("d_model", "layers"), {"norm": Norm, "pooling": Pooling})
         kind = type(self.mixer_options).__name__
         require(isinstance(self.mixer_options, dict), f"mixer_options must be a dict, not a {kind}")
-        object.__setattr__(self, "mixer_options", dict(self.mixer_options))  # a copy
-        if self.mixer in MIXERS or "." not in str(self.mixer):
+        object.__setattr__(self, "mixer_options", deepcopy(self.mixer_options))
+        self._check_pattern()
+        if "." not in str(self.mixer):
             self.check_mixer()  # a user's class may be missing here: runs of it can still be read
 
-    def check_mixer(self) -> type[nn.Module]:
-        """The class of the mixer; an unknown mixer or option raises."""
-        found = mixer_class(self.mixer)
-        _check_options(self.mixer, found, self.mixer_options)
-        return found
+    def _check_pattern(self) -> None:
+        """Several mixers: options are given by name, and there are as many blocks at least."""
+        names = mixer_names(str(self.mixer))
+        if len(names) == 1:
+            return
+        for name, options in self.mixer_options.items():
+            by_name = "the options of several mixers are given by name"
+            wanted = f"{by_name}, for {', '.join(dict.fromkeys(names))}; got {name!r}"
+            require(name in names, wanted)
+            kind = type(options).__name__
+            require(isinstance(options, dict), f"{by_name}: those of {name} are no dict but {kind}")
+        count = len(names)
+        sentence = f"layers must be at least {count}, the mixers of {self.mixer!r}"
+        require(self.layers >= count, f"{sentence}, not {self.layers}")
+
+    def _of_each(self) -> list[tuple[str, dict[str, Any]]]:
+        """The name and the options of each mixer of the pattern."""
+        names = mixer_names(self.mixer)
+        if len(names) == 1:
+            return [(self.mixer, self.mixer_options)]
+        return [(name, self.mixer_options.get(name, {})) for name in names]
+
+    def check_mixer(self) -> None:
+        """Raise for an unknown mixer or option."""
+        require(isinstance(self.mixer, str), _no_name(self.mixer))
+        for name, options in self._of_each():
+            _check_options(name, mixer_class(name), options)
 
     def option_types(self) -> dict[str, Any]:
-        """The type of each option of a built-in mixer; {} for a user's own mixer."""
-        if not is_built_in(self.mixer):
-            return {}
-        return _option_types(self.mixer)
+        """The type of each option of built-in mixers: "d_state", of several "dlr.d_state"."""
+        types = dict[str, Any]()
+        for name, _ in self._of_each():
+            if is_built_in(name):
+                prefix = "" if name == self.mixer else f"{name}."
+                types |= {prefix + option: kind for option, kind in _option_types(name).items()}
+        return types
 
-    def make_mixer(self) -> nn.Module:
-        """A newly initialised mixer; errors of its constructor become a ValueError."""
-        mixer = self.check_mixer()
+    def given_options(self) -> dict[str, Any]:
+        """The options that are given, by the names of `option_types`."""
+        if "," not in self.mixer:
+            return self.mixer_options
+        return {
+            f"{name}.{option}": value
+            for name, options in self._of_each()
+            for option, value in options.items()
+        }
+
+    def with_lengths(self, change: Callable[[int], int]) -> "ModelConfig":
+        """With another `length` for every mixer that has this option and can grow."""
+        changed = {}
+        for name, options in self._of_each():
+            grows = issubclass(mixer_class(name), Mixer)
+            own = {"length": change(options["length"])} if grows and "length" in options else {}
+            changed[name] = options | own
+        options = changed if "," in self.mixer else changed[self.mixer]
+        return replace(self, mixer_options=options)
+
+    def make_mixer(self, block: int = 0) -> nn.Module:
+        """A newly initialised mixer of a block; errors of its constructor become a ValueError."""
+        self.check_mixer()
+        each = self._of_each()
+        name, options = each[block % len(each)]
         try:
-            return mixer(self.d_model, **self.mixer_options)
+            return mixer_class(name)(self.d_model, **options)
         except ValueError:
             raise
         except Exception as error:  # a user's constructor may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"the mixer {self.mixer!r} cannot be made: {reason}") from error
+            raise ValueError(f"the mixer {name!r} cannot be made: {reason}") from error
 
 
 def check_fields(config: Any, counts: Iterable[str], choices: Mapping[str, Any]) -> None:
@@ -106,9 +170,13 @@ def check_fields(config: Any, counts: Iterable[str], choices: Mapping[str, Any])
         require(value in allowed, f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
+def _no_name(mixer: object) -> str:
+    return f"mixer must be a name or an import path, not {mixer!r}"
+
+
 def mixer_class(name: str) -> type[nn.Module]:
     """The class of a mixer, by its name or its import path."""
-    require(isinstance(name, str), f"mixer must be a name or an import path, not {name!r}")
+    require(isinstance(name, str), _no_name(name))
     path = MIXERS.get(name, name)
     module, _, attribute = path.rpartition(".")
     if not module:

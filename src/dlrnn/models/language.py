@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dlrnn.models.config import Norm, check_fields
+from dlrnn.models.config import Norm, check_fields, mixer_names
 from dlrnn.models.model import Block, SequenceModel, State
 from dlrnn.nn.attention import Attention
 from dlrnn.nn.captured import CapturedSteps
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.experts import Experts, Router
 from dlrnn.nn.layers import SumNorm
+from dlrnn.nn.tape import TapeDLR
 from dlrnn.ops.checks import require, require_count, require_shape
 
-LanguageMixer = Literal["dlr", "attention"]
+LanguageMixer = Literal["dlr", "attention", "tape"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class LanguageConfig:
         LanguageConfig(mixer="dlr", experts=16, norm="pre")
 
     Attributes:
-        mixer: "dlr", linear (no activation, no linear map), or "attention".
+        mixer: "dlr", linear (no activation, no linear map), "attention" or "tape"; or several,
+            separated by commas, for the first blocks, repeated to the depth.
         experts: feed-forward experts of each block; 1 is an ordinary feed-forward layer.
         layers: blocks.
         d_model: channels, H.
@@ -44,12 +46,13 @@ class LanguageConfig:
         dt_min: with dt_max, the bounds of `-2 log |lambda|` of DLR at initialisation.
         dt_max: see dt_min.
         kernel_length: restricts DLR's kernels to this many entries; None is no limit.
-        heads: heads of attention.
+        heads: heads of attention and tape.
         d_head: channels of a head; heads * d_head need not be H.
         dropout: probability, inside the experts.
+        tape_length: places on a tape.
     """
 
-    mixer: LanguageMixer = "dlr"
+    mixer: str = "dlr"
     experts: int = 16
     layers: int = 16
     d_model: int = 384
@@ -65,17 +68,29 @@ class LanguageConfig:
     heads: int = 8
     d_head: int = 64
     dropout: float = 0.0
+    tape_length: int = 4096
 
     def __post_init__(self) -> None:
         counts = ("layers", "d_model", "d_embedding", "vocabulary")
-        check_fields(self, counts, {"mixer": LanguageMixer, "norm": Norm})
+        check_fields(self, counts, {"norm": Norm})
+        names, known = mixer_names(str(self.mixer)), get_args(LanguageMixer)
+        for name in names:
+            require(name in known, f"mixer must be one of {', '.join(known)}, not {name!r}")
+        enough = f"layers must be at least {len(names)}, the mixers of {self.mixer!r}"
+        require(self.layers >= len(names), f"{enough}, not {self.layers}")
         with torch.device("meta"):  # the layers check their own arguments
-            self.make_mixer()
+            for block in range(len(names)):
+                self.make_mixer(block)
             self.make_experts()
 
-    def make_mixer(self) -> nn.Module:
-        """DLR or attention, newly initialised."""
-        if self.mixer == "attention":
+    def make_mixer(self, block: int = 0) -> nn.Module:
+        """The mixer of a block, newly initialised."""
+        names = mixer_names(self.mixer)
+        name = names[block % len(names)]
+        if name == "tape":
+            d_model, length = self.d_model, self.tape_length
+            return TapeDLR(d_model, length, heads=self.heads, d_head=self.d_head)
+        if name == "attention":
             return HeadAttention(self.d_model, heads=self.heads, d_head=self.d_head)
         return DLR(
             self.d_model,
@@ -85,6 +100,10 @@ class LanguageConfig:
             dt_max=self.dt_max,
             project=False,
         )
+
+    def with_lengths(self, change: Callable[[int], int]) -> "LanguageConfig":
+        """With another length of every tape."""
+        return replace(self, tape_length=change(self.tape_length))
 
     def make_experts(self) -> Experts:
         """The feed-forward half of a block, newly initialised."""
@@ -173,8 +192,8 @@ class LanguageModel(SequenceModel):
         H, E = config.d_model, config.d_embedding
         layers = [
             Block(layer, H, config.norm)
-            for _ in range(config.layers)
-            for layer in (config.make_mixer(), config.make_experts())
+            for block in range(config.layers)
+            for layer in (config.make_mixer(block), config.make_experts())
         ]
         norm = SumNorm(H) if config.norm == "pre" else nn.Identity()
         embedding = NarrowEmbedding(config.vocabulary, E, H)

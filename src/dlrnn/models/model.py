@@ -276,7 +276,7 @@ def build_model(
     else:
         require_count("vocabulary", vocabulary)
         encoder = nn.Embedding(vocabulary, H)
-    blocks = [Block(config.make_mixer(), H, config.norm) for _ in range(config.layers)]
+    blocks = [Block(config.make_mixer(i), H, config.norm) for i in range(config.layers)]
     norm = SumNorm(H) if config.norm == "pre" else nn.Identity()
     model: SequenceModel
     if pair:

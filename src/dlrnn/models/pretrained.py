@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dlrnn._version import __version__
 from dlrnn.common.files import create_new, write_whole
 from dlrnn.common.untrusted import check_import, fit_fields, parse_json, read_bytes, read_sealed
-from dlrnn.models.config import is_built_in
+from dlrnn.models.config import foreign_mixers
 from dlrnn.models.language import LanguageConfig, LanguageModel
 from dlrnn.models.model import SequenceModel, build_model
 from dlrnn.nn.dlr import DLR
@@ -118,9 +118,9 @@ def from_pretrained(
         require(kind in _MAKERS, f"it has a {kind!r}; there are {', '.join(_MAKERS)}")
         inner = options.get("config")
         mixer = inner.get("mixer") if isinstance(inner, dict) else None
-        foreign = isinstance(mixer, str) and "." in mixer and not is_built_in(mixer)
-        if foreign:
-            check_import(str(mixer), path, trust=trust)
+        foreign = [n for n in foreign_mixers(mixer) if "." in n] if isinstance(mixer, str) else []
+        for name in foreign:
+            check_import(name, path, trust=trust)
         maker, declared = _MAKERS[kind]
         make = partial(maker, **fit_fields(options, get_type_hints(declared), "options", needed=()))
         expected = None if foreign else outline(make)  # a user's mixer may fail on the meta device

@@ -13,6 +13,7 @@ from dlrnn.nn.s4 import S4
 from dlrnn.nn.sgconv import SGConv
 from dlrnn.nn.state_space import DSS, S4D
 from dlrnn.nn.streaming import RecurrentState
+from dlrnn.nn.tape import TapeDLR, TapeState
 
 __all__ = [
     "DLR",
@@ -29,6 +30,8 @@ __all__ = [
     "Mixer",
     "RecurrentState",
     "SGConv",
+    "TapeDLR",
+    "TapeState",
     "load_layers",
     "param_groups",
     "reuse_kernels",

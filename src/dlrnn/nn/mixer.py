@@ -119,6 +119,14 @@ class Mixer(nn.Module, ABC, Generic[State]):
         del steps
         return tree_map_only(Tensor, partial(torch.clone, memory_format=CONTIGUOUS), state)
 
+    def grow(self, length: int) -> None:
+        """Prepare for sequences of up to `length` positions, in training at growing lengths.
+
+        A mixer with parameters that depend on a length replaces them by longer ones, which keep
+        what was learned, and its optimizer must be made anew. The others do nothing.
+        """
+        require_count("length", length)
+
     @property
     def sees_padding(self) -> bool:
         """Whether values in the padding can change the output at valid positions."""

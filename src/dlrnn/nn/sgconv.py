@@ -73,6 +73,17 @@ class SGConv(KernelMixer):
             self.kernel_norm.copy_(self._concatenated().norm(dim=-1))
         self.reset_skip_and_out()
 
+    def grow(self, length: int) -> None:
+        """Append newly drawn sub-kernels up to `length`; the entries there are stay the same."""
+        require_count("length", length)
+        old, self.length = self.sub_kernels, max(length, self.length)
+        if self.scales == old.shape[1]:
+            return
+        added = old.new_empty(self.rows, self.scales - old.shape[1], self.d_kernel)
+        added = added.normal_(std=1 / self.d_kernel)
+        longer = torch.cat((old.detach(), added), dim=1)
+        self.sub_kernels = nn.Parameter(longer, requires_grad=old.requires_grad)
+
     def _concatenated(self) -> Tensor:
         """The kernel before it is cut and divided, [rows, 2^(scales-1) d]."""
         pieces = [

@@ -20,6 +20,7 @@ from dlrnn.ops.recurrence import (
     windowed_step,
 )
 from dlrnn.ops.rotary import rotate
+from dlrnn.ops.tape import tape
 from dlrnn.ops.thin_linear import linear
 from dlrnn.ops.vandermonde import complex_vandermonde, vandermonde, vandermonde_adjoint
 from dlrnn.ops.zero_order_hold import zero_order_hold
@@ -50,6 +51,7 @@ __all__ = [
     "step",
     "step_in_place",
     "takes_dlr_layer",
+    "tape",
     "use_backend",
     "vandermonde",
     "vandermonde_adjoint",

@@ -116,3 +116,27 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
         parts.append(z * torch.exp(1j * angle)[..., None])
     z = torch.stack(parts, dim=-1)
     return torch.cat((z.real, z.imag), dim=-1)
+
+
+def tape(
+    v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`S_nk = S_n,k-1 + v_k e^(2 pi i n write_k)`, `y_k = Re sum_n c_n e^(2 pi i n read_k) S_nk^*`.
+
+    S^* is the conjugate. v, y [B, L, heads, D], angles [B, L, heads] in turns, c [heads, G, N, 2]
+    for G groups of D / G channels, state [B, heads, D, N, 2].
+    """
+    v, write, read = v.double(), write.double(), read.double()
+    batch, length, heads, channels = v.shape
+    kernels = _complex(c).repeat_interleave(channels // c.shape[1], dim=1)  # [heads, D, N]
+    n = 2 * torch.pi * torch.arange(c.shape[2], dtype=torch.float64)
+    S = torch.zeros(batch, heads, channels, c.shape[2], dtype=torch.complex128)
+    if state is not None:
+        S = _complex(state)
+    y = []
+    for k in range(length):
+        written = torch.exp(1j * n * write[:, k, :, None])  # [B, heads, N]
+        S = S + v[:, k, :, :, None] * written[:, :, None]
+        reader = torch.exp(1j * n * read[:, k, :, None])
+        y.append((kernels * reader[:, :, None] * S.conj()).sum(-1).real)
+    return torch.stack(y, dim=1), torch.view_as_real(S)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,10 @@ from dlrnn.common.untrusted import (
     seal,
 )
 from dlrnn.models import LanguageConfig, LanguageModel, build_model
-from dlrnn.models.config import is_built_in
+from dlrnn.models.config import foreign_mixers, is_built_in
 from dlrnn.models.model import Block
 from dlrnn.models.pretrained import LARGEST_FILE
+from dlrnn.nn import Mixer
 from dlrnn.nn.files import misfit, outline
 from dlrnn.tasks import Task
 from dlrnn.train.config import RunConfig
@@ -251,6 +253,19 @@ def prepared(config: RunConfig) -> tuple[Task, nn.Module]:
     return task, model
 
 
+def grow(model: nn.Module, config: RunConfig, stage: int) -> None:
+    """Give the mixers of a run's model the lengths of a stage; the seed decides what is drawn."""
+    here = config.at_stage(stage)
+    task = here.make_task()
+    with torch.device("meta") if _is_built_in(config) else nullcontext():
+        mixers = [each for each in _build(here, task).modules() if isinstance(each, Mixer)]
+    torch.manual_seed(config.seed)
+    own = (each for each in model.modules() if isinstance(each, Mixer))
+    for mixer, other in zip(own, mixers, strict=True):
+        length: int = getattr(other, "length", task.input_length)
+        mixer.grow(length)
+
+
 def _build(config: RunConfig, task: Task) -> nn.Module:
     if isinstance(config.model, LanguageConfig):
         return LanguageModel(config.model)
@@ -272,8 +287,9 @@ def _memory() -> float:
 
 def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
     """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
-    if not _is_built_in(config):
-        check_import(config.model.mixer, where, trust=trust)
+    if not isinstance(config.model, LanguageConfig):
+        for mixer in foreign_mixers(config.model.mixer):
+            check_import(mixer, where, trust=trust)
 
 
 class Best(NamedTuple):

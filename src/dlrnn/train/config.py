@@ -5,15 +5,15 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
-from operator import getitem
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from dlrnn import tasks
 from dlrnn.common.suggestions import nearest
 from dlrnn.common.untrusted import as_json, brief, expected, fit, fit_fields, hints_of, parse_json
 from dlrnn.models import LanguageConfig, ModelConfig
+from dlrnn.train.stages import Stage, check_stages, make_stages, scaled_length
 
 LARGEST_SIZE = 2**31
 """The largest size that a model or a task may have."""
@@ -51,6 +51,12 @@ class RunConfig:
         eval_batches: batches in an evaluation (a set on disk is evaluated completely).
         checkpoint_every: steps between two checkpoints.
         seed: seed of the parameters, the data and the dropout.
+        lengths: lengths of the task to train at, one after the other; the last is the task's own.
+            Each has its own warm-up, schedule and optimizer. An evaluation before the last length
+            is recorded as one of a "stage", and does not count as the best.
+        stage_steps: steps at each length but the last, which takes the rest of `steps`; None: equal
+            parts.
+        stage_lr: learning rate at each length; None: lr. kernel_lr is changed in proportion.
     """
 
     task: TaskConfig
@@ -71,6 +77,9 @@ class RunConfig:
     eval_batches: int = 32
     checkpoint_every: int = 1000
     seed: int = 0
+    lengths: list[int] | None = None
+    stage_steps: list[int] | None = None
+    stage_lr: list[float] | None = None
 
     def __post_init__(self) -> None:
         types = hints_of(type(self))
@@ -87,7 +96,7 @@ class RunConfig:
             _check_sizes(values, f"{part}.")
             object.__setattr__(self, part, fit(values, kind, part))
         if isinstance(self.model, ModelConfig):
-            options = self.model.mixer_options
+            options = self.model.given_options()
             for name, kind in self.model.option_types().items():
                 if name in options:
                     fit(options[name], kind, f"model.mixer_options.{name}")
@@ -112,29 +121,66 @@ class RunConfig:
         if self.batch_size % self.accumulate:
             parts = f"{self.accumulate} micro-batches of one size"
             raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")
+        check_stages(self.steps, self.lengths, self.stage_steps, self.stage_lr)
 
     def make_task(self) -> tasks.Task:
         """The task, with the run's seed."""
-        return tasks.get(self.task.name, **{"seed": self.seed, **self.task.settings})
+        task = tasks.get(self.task.name, **{"seed": self.seed, **self.task.settings})
+        own = getattr(task, "length", None)
+        if self.lengths is not None and own != self.lengths[-1]:
+            has = "no length" if own is None else f"length {own} (--task.settings.length)"
+            raise ValueError(
+                f"lengths must end with the length of the task, and {self.task.name} has {has}, not"
+                f" {self.lengths[-1]}"
+            )
+        return task
+
+    def stages(self) -> list[Stage]:
+        """The stages of the run: lengths with their steps."""
+        return make_stages(self.steps, self.lr, self.lengths, self.stage_steps, self.stage_lr)
+
+    def stage(self, step: int) -> int:
+        """The number of the stage of step 0, 1, ..."""
+        return sum(step >= stage.start for stage in self.stages()) - 1
 
     def rate(self, step: int) -> float:
         """The factor of the learning rate at step 0, 1, ..."""
+        _, start, stop, factor = self.stages()[self.stage(step)]
+        step, steps = step - start, stop - start
         if step < self.warmup:
-            return (step + 1) / self.warmup
+            return factor * (step + 1) / self.warmup
         if self.schedule == "constant":
-            return 1.0
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            return factor
+        done = (step - self.warmup) / max(1, steps - self.warmup)
+        return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def at_stage(self, number: int) -> "RunConfig":
+        """The configuration of one stage alone: task and mixers have its length."""
+        if self.lengths is None:
+            return self
+        inputs = []
+        for length in (self.lengths[0], self.lengths[number], self.lengths[-1]):
+            settings = {**self.task.settings, "length": length}
+            inputs.append(tasks.get(self.task.name, **settings).input_length)
+        settings = {**self.task.settings, "length": self.lengths[number]}
+        alone = replace(self, lengths=None, stage_steps=None, stage_lr=None)
+        model = self.model.with_lengths(lambda length: scaled_length(length, inputs))
+        return replace(alone, task=replace(self.task, settings=settings), model=model)
 
     def to_json(self) -> str:
         """The complete configuration as indented JSON."""
         return in_json(asdict(self))
 
     def identity(self) -> dict[str, Any]:
-        """The values that distinguish runs; `deterministic`, a later setting, only if it is set."""
+        """The values that distinguish runs; later settings only where they are used."""
         values = asdict(self)
         if not self.deterministic:
             del values["deterministic"]
+        for name in ("lengths", "stage_steps", "stage_lr"):
+            if values[name] is None:
+                del values[name]
+        if "tape" not in self.model.mixer:
+            values["model"].pop("tape_length", None)
         return values
 
     def digest(self) -> str:
@@ -189,12 +235,18 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
             values[part][options] = {}
     for name, value in given:
         *inside, last = name.split(".")
-        reduce(getitem, inside, values)[last] = value
+        reduce(_inside, inside, values)[last] = value
     task, model, model_class = values.pop("task"), values.pop("model"), type(config.model)
     if _model_class(task["name"]) is not model_class:
         other = f"{task['name']} needs another kind of model than {config.task.name}"
         raise ValueError(f"{other}: begin with a recipe of it")
     return RunConfig(task=TaskConfig(**task), model=model_class(**model), **values)
+
+
+def _inside(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The values in a group; the options of one of several mixers may be a new group."""
+    group: dict[str, Any] = values.setdefault(name, {})
+    return group
 
 
 def _given(config: RunConfig, arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -243,6 +295,9 @@ def _parsed(text: str, kind: Any) -> Any:
     if kind in (float, float | None):
         with suppress(ValueError):
             return float(text)  # .5 is not JSON
+    if any(get_origin(each) is list for each in get_args(kind)):
+        with suppress(ValueError):
+            return json.loads(f"[{text}]")  # 32,64,128
     return text
 
 

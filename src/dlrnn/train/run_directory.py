@@ -178,7 +178,7 @@ class RunDirectory:
         """Every line of records.jsonl; a truncated last line is ignored."""
         path, found = self.path / RECORDS, []
         lines = read_bytes(path, MOST_LINES).split(b"\n")[:-1] if path.exists() else []
-        known = {"step": int, "split": Literal["train", "validation", "test"]}
+        known = {"step": int, "split": Literal["train", "stage", "validation", "test"]}
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
             try:

@@ -212,7 +212,8 @@ class TrainingStep:
         raise FloatingPointError(f"step {step + 1}: the gradient of {name} is not finite, {advice}")
 
     def _set_rate(self, step: int) -> None:
-        if self.config.schedule == "constant" and step > self.config.warmup and self._warm:
+        into = step - self.config.stages()[self.config.stage(step)].start
+        if self.config.schedule == "constant" and into > self.config.warmup and self._warm:
             return
         rate = self.config.rate(step)
         for group in self.optimizer.param_groups:

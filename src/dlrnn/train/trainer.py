@@ -4,7 +4,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +18,13 @@ from dlrnn.common.files import write_whole
 from dlrnn.common.progress import Progress
 from dlrnn.common.untrusted import COMPACT, naming_file, printable
 from dlrnn.ops.checks import NotFiniteError
-from dlrnn.tasks import Task
+from dlrnn.tasks import Batch, Task
 from dlrnn.train.checkpoint import (
     BEST,
     LoadedCheckpoint,
     check_trusted,
     checkpoints,
+    grow,
     load_model,
     load_newest,
     load_optimizer,
@@ -118,6 +119,10 @@ def train(
     micro_batch_size(config, fabric.world_size)  # raises before a folder is made
     with nullcontext() if begins else naming_file(folder.path / CONFIG):
         task, model = prepared(config)
+        if config.lengths is not None:
+            if sharded:
+                raise ValueError("growing lengths need whole parameters: train without --sharded")
+            _, model = prepared(config.at_stage(0))
     if early_stop and task.less_is_better:
         raise ValueError(f"--early-stop needs a metric that ends at 1; {task.name} has a loss")
     with ExitStack() as stack:
@@ -159,17 +164,19 @@ class Trainer:
         show: bool,
         writer: str,
     ) -> None:
-        self.folder, self.config, self.fabric, self.task = folder, config, fabric, task
+        self.folder, self.config, self.fabric, self.run_task = folder, config, fabric, task
         self.device, self.rank_zero = fabric.device, fabric.is_global_zero
         self.early_stop = early_stop
         self.module = model.to(self.device)
-        self.parameters = sum(p.numel() for p in model.parameters())
         files = task.files().items() if self.rank_zero else ()
         self.files = {name: hashlib.sha256(content).hexdigest() for name, content in files}
         self.identity = {"config": config.digest(), "data": task.digest()}
         """What must not change during a run. The location of its data may."""
         checkpoint = load_newest(folder.path)
         counters = _BEGINNING if checkpoint is None else checkpoint.counters
+        stage = config.stage(max(counters["step"] - 1, 0))  # of the last step that was made
+        if stage > 0:
+            grow(model, config, stage)
         if checkpoint is not None:
             load_model(checkpoint.path, checkpoint.tensors, model)
             self._check_identity(checkpoint)
@@ -188,12 +195,7 @@ class Trainer:
             problem = f"its header lacks the evaluations before step {self.start}"
             raise ValueError(f"{checkpoint.path}: {problem}")
 
-        self.model = fabric.setup_module(model)
-        self.module_optimizer = make_optimizer(config, model, self.device)
-        if checkpoint is not None:
-            load_optimizer(checkpoint.tensors, model, self.module_optimizer)
-        optimizer = cast("Optimizer", fabric.setup_optimizers(self.module_optimizer))
-        self.step = TrainingStep(config, task, self.model, optimizer, fabric)
+        self._enter(stage, checkpoint)
         self.step.loss_sum.fill_(counters["loss_sum"] if self.rank_zero else 0.0)  # of all ranks
 
         self.shown: dict[str, str] = {}
@@ -209,6 +211,33 @@ class Trainer:
         self.stop_requests = stack.enter_context(stop_requests())  # until everything is closed
         if self.writer is not None:
             stack.callback(self.writer.close)
+
+    def _enter(self, stage: int, checkpoint: LoadedCheckpoint | None = None) -> None:
+        """Make what a stage needs of its own: task, wrapped model, optimizer and step."""
+        self.stage, config = stage, self.config
+        self.task = self.run_task if config.lengths is None else config.at_stage(stage).make_task()
+        self.parameters = sum(p.numel() for p in self.module.parameters())
+        self.model = self.fabric.setup_module(self.module)
+        self.module_optimizer = make_optimizer(config, self.module, self.device)
+        if checkpoint is not None:
+            load_optimizer(checkpoint.tensors, self.module, self.module_optimizer)
+        optimizer = cast("Optimizer", self.fabric.setup_optimizers(self.module_optimizer))
+        self.step = TrainingStep(config, self.task, self.model, optimizer, self.fabric)
+
+    def _batches(self, start: int, stop: int) -> Generator[list[Batch] | None, None, None]:
+        """The batches of steps start .. stop - 1; where a stage begins, the model grows before."""
+        for number, stage in enumerate(self.config.stages()):
+            first, end = max(start, stage.start), min(stop, stage.stop)
+            if first >= end:
+                continue
+            if number != self.stage:
+                self.step.check_finite()
+                loss_sum = self.step.loss_sum
+                grow(self.module, self.config, number)
+                self._enter(number)
+                self.step.loss_sum.copy_(loss_sum)
+                self.model.train()
+            yield from self.step.prefetched(first, end)
 
     def _open_files(self, counters: dict[str, Any], stack: ExitStack) -> None:
         def opened(name: str, length: int | None, digest: str | None = None) -> JsonLines:
@@ -251,7 +280,7 @@ class Trainer:
         self.model.train()
         done = self.start
         ended = any(step == done for step, _ in self.evaluations) and self._should_stop(done)
-        batches = self.step.prefetched(done, done if ended else config.steps)
+        batches = self._batches(done, done if ended else config.steps)
         alone, stops = self.fabric.world_size == 1, False
         for done, parts in enumerate(batches, start=self.start + 1):
             with _divergence(done):
@@ -319,7 +348,12 @@ class Trainer:
         if is_sharded(self.fabric):
             first, of = 0, 1  # each process evaluates all: every forward synchronises them
         batches = held_out(self.task, self.config, "validation", self.device, first=first, of=of)
-        self.last = scores(self.model, self.task, batches, self._total)
+        found = scores(self.model, self.task, batches, self._total)
+        earlier = (self.config.lengths or [])[:-1]
+        if self.stage < len(earlier):  # another task: it has no best model
+            self._record(step, "stage", {"length": float(earlier[self.stage]), **found})
+            return
+        self.last = found
         self._record(step, "validation", self.last)
         value = self.last[self.task.metric]
         self.evaluations.append((step, value))
@@ -350,7 +384,7 @@ class Trainer:
 
     def _checkpoint(self, step: int) -> None:
         """Write a checkpoint; between two records of the loss it holds the sum since the last."""
-        if self.task.digest() != self.identity["data"]:
+        if self.run_task.digest() != self.identity["data"]:
             changed = "the set of data was changed while the run read it"
             raise ValueError(f"{changed}: no checkpoint was written; begin a new run")
         tensors = state_tensors(self.module, self.module_optimizer, keep=self.rank_zero)
