@@ -106,10 +106,6 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int far) {
   return from_lane(x, threadIdx.x % 32 ^ far);
 }
 template <class T> T __shfl_sync(unsigned, T x, int lane) { return from_lane(x, lane); }
-static unsigned __reduce_max_sync(unsigned, unsigned x) {
-  for (int far = 16; far; far /= 2) x = max(x, __shfl_xor_sync(0u, x, far));
-  return x;
-}
 static void wait_for_previous_launch() {}
 static void begin_overlap(int) {}
 
@@ -298,74 +294,6 @@ template <bool TRANSPOSED> void load_matrices(unsigned (&r)[4], const void* row)
     ((unsigned short*)r)[i] = TRANSPOSED ? of[across][g] : of[g][across];
   }
   __syncwarp();
-}
-
-// ------------------------------------------------------------------------- tensor_fft.cuh
-
-static void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const float (&c)[4]) {
-  static float of_warps[32][2][16][16];
-  auto &rows = of_warps[threadIdx.x / 32][0], &columns = of_warps[threadIdx.x / 32][1];
-  _Float16 of_a[4][2], of_b[2][2];
-  unsigned b[2] = {b0, b1};
-  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  memcpy(of_a, a, 16), memcpy(of_b, b, 8);
-  for (int i = 0; i < 8; i++) rows[g + i / 2 % 2 * 8][2 * t + i % 2 + i / 4 * 8] = of_a[i / 2][i % 2];
-  for (int i = 0; i < 4; i++) columns[g][2 * t + i % 2 + i / 2 * 8] = of_b[i / 2][i % 2];
-  __syncwarp();
-  for (int i = 0; i < 4; i++) {
-    float sum = 0;
-    for (int k = 0; k < 16; k++) sum += rows[g + i / 2 * 8][k] * columns[2 * t + i % 2][k];
-    d[i] = c[i] + sum;
-  }
-  __syncwarp();
-}
-namespace emulator {
-// Calls act(address, half of a register) for what a lane has of four matrices of 8 x 8.
-template <class Act>
-void matrices(unsigned row, bool transposed, Act act) {
-  static unsigned of_warps[32][32];
-  unsigned* rows = of_warps[threadIdx.x / 32];
-  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  if (row % 16) fail("a row of a matrix is not aligned");
-  rows[lane] = row;
-  __syncwarp();
-  for (int i = 0; i < 8; i++) {
-    int at = transposed ? 2 * t + i % 2 : g, within = transposed ? g : 2 * t + i % 2;
-    act((unsigned short*)(shared_memory + rows[i / 2 * 8 + at]) + within, i);
-  }
-  __syncwarp();
-}
-}  // namespace emulator
-static void load_transposed(unsigned (&to)[4], unsigned row) {
-  unsigned short* halves = (unsigned short*)to;
-  emulator::matrices(row, true, [=](unsigned short* at, int i) { halves[i] = *at; });
-}
-static void store_transposed(unsigned row, const unsigned (&from)[4]) {
-  const unsigned short* halves = (const unsigned short*)from;
-  emulator::matrices(row, true, [=](unsigned short* at, int i) { *at = halves[i]; });
-}
-static void store_matrices(unsigned row, const unsigned (&from)[4]) {
-  const unsigned short* halves = (const unsigned short*)from;
-  emulator::matrices(row, false, [=](unsigned short* at, int i) { *at = halves[i]; });
-}
-static uint4 load_shared(unsigned address) { return *(const uint4*)(shared_memory + address); }
-namespace emulator {
-template <class Act> unsigned of_pairs(Act act) {
-  return bits_of<unsigned short>((_Float16)act(0)) | (unsigned)bits_of<unsigned short>((_Float16)act(1)) << 16;
-}
-static float half(unsigned pair, int i) { return bits_of<_Float16>((unsigned short)(pair >> 16 * i)); }
-}  // namespace emulator
-static unsigned pack_half2(float x, float y) { return emulator::of_pairs([=](int i) { return i ? y : x; }); }
-static unsigned mul_half2(unsigned a, unsigned b) {
-  return emulator::of_pairs([=](int i) { return emulator::half(a, i) * emulator::half(b, i); });
-}
-static unsigned fma_half2(unsigned a, unsigned b, unsigned c) {
-  using emulator::half;
-  return emulator::of_pairs([=](int i) { return fma((double)half(a, i), half(b, i), half(c, i)); });
-}
-static unsigned fma_minus_half2(unsigned a, unsigned b, unsigned c) { return fma_half2(a, b, c ^ 0x80008000u); }
-static unsigned max_pairs(unsigned a, unsigned b) {
-  return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16;
 }
 
 // ------------------------------------------------------------------------- launch

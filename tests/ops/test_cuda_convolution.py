@@ -27,7 +27,6 @@ from dlrnn.ops.cuda.long_convolution import (
     smallest_factors,
     tile_for,
 )
-from dlrnn.ops.cuda.tensor_convolution import tensor_plan
 
 SIZES = [  # B, L, H, entries of the right and of the left kernel
     (2, 129, 3, 129, 0),
@@ -93,16 +92,6 @@ def test_plans_fit_on_a_multiprocessor(rows):
     assert twists.shape == (plan.residues, plan.team_size, 2)
     for pairs in (tables.view(-1, 2), twists.view(-1, 2)):
         assert relative_error(pairs.norm(dim=1), torch.ones(len(pairs))) < 1e-6
-
-
-@pytest.mark.parametrize("rows", [(4096, 4096), (8192, 8192), (12288, 16384), (16384, 16384)])
-def test_tensor_plans_fit_on_a_multiprocessor(rows):
-    plan = negacyclic_fft.RowPlan(*rows)
-    fast = tensor_plan(plan, torch.bfloat16)
-    assert fast.shared_bytes <= nvrtc.SHARED_MEMORY[9, 0]
-    assert fast.blocks * (fast.shared_bytes + 1024) <= MULTIPROCESSOR_BYTES
-    assert tensor_plan(plan, torch.float32) is tensor_plan(plan, torch.float16) is None
-    assert tensor_plan(dataclasses.replace(plan, staged=False), torch.bfloat16) is None
 
 
 def test_the_plan_has_as_few_residues_as_needed():

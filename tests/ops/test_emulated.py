@@ -15,8 +15,6 @@ from kernels import (
     assert_16_bit_inputs_are_right,
     assert_twice_the_error_of_plain_pytorch,
     convolution_inputs,
-    plain_torch,
-    results,
 )
 from support import relative_error
 
@@ -51,41 +49,15 @@ def test_convolutions(kernels, size):
     [
         ((2, 300, 3, 200, 9), torch.bfloat16),
         ((2, 300, 3, 200, 9), torch.float16),
-        ((2, 3000, 1, 3000, 7), torch.float16),
-        ((7, 4095, 1, 4095, 7), torch.bfloat16),  # on tensor cores
-        ((3, 8191, 1, 8191, 1), torch.bfloat16),
-        ((2, 9001, 1, 20, 7000), torch.bfloat16),
+        ((3, 4095, 2, 4095, 7), torch.bfloat16),
+        ((2, 8191, 2, 8191, 1), torch.bfloat16),
+        ((3, 9001, 1, 20, 7000), torch.bfloat16),
         ((2, 16383, 1, 16383, 0), torch.bfloat16),
     ],
     ids=str,
 )
 def test_16_bit_inputs_are_as_accurate_as_their_type(size, dtype):
     assert_16_bit_inputs_are_right(convolution, *inputs(*size), dtype)
-
-
-def test_rows_on_tensor_cores_may_have_any_scale():
-    """fp16 holds numbers from 2^-24 to 2^16; every row has a scale of its own."""
-    u, dy, right, left = (x.bfloat16().float() for x in inputs(6, 2100, 1, 2100, 3))
-    u[0], u[1], u[2], u[3, 1:] = 0, 1, 2.0**100 * u[2], 0
-    u[4], dy[5] = 2.0**-100 * u[4], 2.0**100 * dy[5]
-    right, left, wide = 2.0**-9 * right, 2.0**-9 * left, (x.double() for x in (u, dy))
-    have = results(convolution, u.bfloat16(), dy.bfloat16(), right, left)
-    want = results(plain_torch(), *wide, right.double(), left.double())
-    for row in range(6):
-        for one, other in zip(have[:2], want[:2], strict=True):
-            assert relative_error(one[row], other[row]) < 2.5e-3 or not other[row].any()
-    assert not have[0][0].any()
-    assert relative_error(have[2], want[2]) < 1e-3
-
-
-def test_nan_on_tensor_cores_reaches_its_outputs_only():
-    u, dy, right, left = inputs(3, 2100, 2, 2100, 0)
-    u[0, 3, 1] = dy[1, 2099, 1] = float("nan")
-    y, du, d_right, _ = results(convolution, u.bfloat16(), dy.bfloat16(), right, left)
-    for nan in (y[0, 3:, 1], du[1, :, 1], d_right[1]):
-        assert nan.isnan().all()
-    for number in (y[1:], y[0, :, 0], du[0], du[2], d_right[0]):
-        assert number.isfinite().all()
 
 
 @pytest.fixture
@@ -112,19 +84,8 @@ def test_convolutions_of_older_gpus(kernels, size, dtype, older):
         assert_16_bit_inputs_are_right(kernels, *inputs(*size), dtype)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        (7, 300, 9, 300, 120),
-        (5, 4095, 2, 4095, 7),
-        (4, 8191, 1, 8191, 1),
-        (7, 9001, 1, 20, 7000),
-        (5, 16383, 1, 16383, 0),
-    ],
-    ids=str,
-)
-def test_kept_spectra_give_the_gradients_on_older_gpus(size, older):
-    assert_kept_spectra_give_the_gradients(size)
+def test_kept_spectra_give_the_gradients_on_older_gpus(older):
+    test_kept_spectra_give_the_gradients((7, 300, 9, 300, 120))
 
 
 def test_16_bit_rows_of_fp32_sequences():
@@ -142,16 +103,22 @@ def test_16_bit_rows_of_fp32_sequences():
     assert torch.equal(wide, want.float())
 
 
-def test_kept_spectra_give_the_gradients():
-    assert_kept_spectra_give_the_gradients((5, 300, 5, 300, 120))
-
-
-def assert_kept_spectra_give_the_gradients(size):
+@pytest.mark.parametrize(
+    "size",
+    [
+        (5, 300, 5, 300, 120),
+        (5, 4095, 2, 4095, 7),
+        (4, 8191, 1, 8191, 1),
+        (7, 9001, 1, 20, 7000),
+        (5, 16383, 1, 16383, 0),
+    ],
+    ids=str,
+)
+def test_kept_spectra_give_the_gradients(size):
     """y and du are the same; the gradient of the convolution's kernels has the error of bf16."""
     u, dy, right, left = inputs(*size)
     length, half = size[1], torch.bfloat16
     rows_y, rows_u, kept = convolution.forward_rows(u, right, left, None, half, True)
-    assert kept.numel()
     want_y, *_ = convolution.forward_rows(u, right, left, None, half)
     assert torch.equal(rows_y[..., :length], want_y[..., :length])
     found = [

@@ -5,9 +5,8 @@
 The functions have the meaning of those of `ops.convolution`; convolution.cu has the mathematics.
 "Rows" are sequences in the channel-major layout, [B, H, stride] with stride >= L: `to_rows` and
 `from_rows` transpose from and to [B, L, H]. They are stored in fp32, bf16 or fp16; sequences in the
-dtype of the rows or in fp32. One kernel transforms a row by a negacyclic FFT, multiplies by the
-spectrum of the convolution kernels, and transforms back: in fp32, or on tensor cores for rows of
-more than 2048 entries in bf16 on Hopper (tensor_convolution.py).
+dtype of the rows or in fp32. Arithmetic is fp32. One kernel transforms a row by a negacyclic FFT,
+multiplies by the spectrum of the convolution kernels, and transforms back.
 """
 
 import torch
@@ -17,7 +16,6 @@ from dlrnn.common.device import multiprocessors
 from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.cuda.negacyclic_fft import SHORTEST, RowPlan, plan_for, residue_tables
 from dlrnn.ops.cuda.nvrtc import ceil_div
-from dlrnn.ops.cuda.tensor_convolution import FILES, tensor_plan, tensor_tables
 
 LONGEST = 14  # log2 of a row's entries
 STORAGE: dict[torch.dtype, nvrtc.Defines] = {
@@ -66,17 +64,13 @@ def forward_rows(  # noqa: PLR0917
     """
     rows_y, rows_u = empty_rows(u, dtype), empty_rows(u, dtype)
     kept = rows_y.new_empty(spectra_shape(u, right, left) if keep else 0)
-    _forward(u, right, left, skip, rows_u, rows_y, kept if kept.numel() else None)
+    _forward(u, right, left, skip, rows_u, rows_y, kept if keep else None)
     return rows_y, rows_u, kept
 
 
 def spectra_shape(u: Tensor, right: Tensor, left: Tensor) -> tuple[int, int, int, int]:
-    """The shape of the spectra of u in bf16: complex numbers as pairs. There are none where tensor
-    cores transform, which is faster than to read spectra.
-    """
-    plan = plan_for(u.shape[1], right, left)
-    size = 0 if tensor_plan(plan, torch.bfloat16) else plan.size
-    return u.shape[0], u.shape[2], size, 2
+    """The shape of the spectra of u: complex numbers as pairs."""
+    return u.shape[0], u.shape[2], plan_for(u.shape[1], right, left).size, 2
 
 
 def _forward(  # noqa: PLR0917
@@ -150,7 +144,7 @@ def _backward(  # noqa: PLR0917
     length = du.shape[1]
     plan = plan_for(length, *kernels)
     d_right, d_left = gradients or (kernel.new_empty(kernel.shape) for kernel in kernels)
-    groups, (channels, device) = _groups(rows_u, plan, False), (rows_u.shape[1], rows_u.device)
+    groups, (channels, device) = _groups(rows_u, plan), (rows_u.shape[1], rows_u.device)
     partial = spectrum.new_empty(groups, channels, plan.size, 2)
     tensors = rows_dy, rows_u, rows_dy, spectrum, partial
     _convolve("convolve_backward", tensors, kept, length, plan)
@@ -179,16 +173,8 @@ def _convolve(
 ) -> None:
     """Launch `convolve` or `convolve_backward`; the first two tensors are rows."""
     rows, is_forward = tensors[0], name == "convolve"
-    (batch, channels, stride), groups = rows.shape, _groups(rows, plan, is_forward)
+    (batch, channels, stride), groups = rows.shape, _groups(rows, plan)
     blocks, saved = channels * groups, tensors[:0]
-    if fast := tensor_plan(plan, rows.dtype):
-        defines = (nvrtc.PROGRAMMATIC_LAUNCH, *STORAGE[rows.dtype], *fast.defines)
-        nvrtc.load(FILES, name, defines, fast.shared_bytes, rows.device.index)(
-            *(blocks, 32 * fast.warps),
-            *(*tensors, tensor_tables(fast, rows.device)),
-            *(batch, length, stride, channels, groups),
-        )
-        return
     if plan.multi_residue:  # global memory for the points of the teams
         count = blocks if is_forward else 2 * blocks
         saved = (tensors[-1].new_empty(count, plan.teams, plan.residue_size, 2),)
@@ -200,14 +186,11 @@ def _convolve(
     )
 
 
-def _groups(rows: Tensor, plan: RowPlan, is_forward: bool) -> int:
+def _groups(rows: Tensor, plan: RowPlan) -> int:
     """Groups of sequences, so that all blocks run at the same time if possible."""
     batch, channels, _ = rows.shape
-    at_a_time, blocks = plan.teams if plan.one_team_per_row else 1, plan.blocks
-    if fast := tensor_plan(plan, rows.dtype):
-        at_a_time, blocks = fast.rows(is_forward), fast.blocks
-    most = multiprocessors(rows.device) * blocks // channels
-    return max(1, min(ceil_div(batch, at_a_time), most))
+    most = multiprocessors(rows.device) * plan.blocks // channels
+    return max(1, min(ceil_div(batch, plan.teams if plan.one_team_per_row else 1), most))
 
 
 # ---------------------------------------------------------------------------------- layout
