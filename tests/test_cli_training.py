@@ -307,11 +307,12 @@ def test_pictures_show_inputs_targets_and_predictions():
     curves = Shift(length=16, copies=2)
     batch = curves.sample(4)
     output = torch.randn(4, curves.output_length + 5, curves.d_output)
-    axes = draw(curves, batch, output).axes
+    axes = np.array(draw(curves, batch, output).axes).reshape(curves.d_output, 4)
+    predicted = output[:, -curves.output_length :]
     for k in range(4):
-        for place, values in ((k, batch.targets[k]), (4 + k, output[k, -curves.output_length :])):
-            lines = np.stack([line.get_ydata() for line in axes[place].lines], axis=1)
-            assert np.array_equal(lines, values)
+        for column, line in ((batch.targets[k], 0), (predicted[k], 1)):
+            lines = [panel.lines[line].get_ydata() for panel in axes[:, k]]
+            assert np.array_equal(np.stack(lines, axis=1), column)
 
 
 def test_test_metrics_belong_to_the_evaluated_model(done, tmp_path, monkeypatch):

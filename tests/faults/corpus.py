@@ -143,7 +143,7 @@ def _wrong_types(name: str, value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [None, [], [value], "text", 3, True]
     found: list[Any] = [[value], {"value": 1}]
-    if name.rpartition(".")[2] not in ("kernel_lr", "clip"):
+    if name.rpartition(".")[2] not in ("kernel_lr", "clip", "lengths", "stage_steps", "stage_lr"):
         found.append(None)
     if isinstance(value, bool):
         return [*found, 1, "true"]

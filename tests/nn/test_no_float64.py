@@ -16,8 +16,8 @@ from dlrnn.ops import pairs, reference
 
 FAKE = "lazy"  # a device that this PyTorch cannot run, but fake tensors can lie on
 WIDE = torch.float64, torch.complex128
-LAYERS = {form: make for form, make in STREAMING.items() if form != "experts"} | {
-    # the router of experts asks for autocast, which the fake device has not
+# The router of experts asks for autocast, which the fake device has not; a tape needs float64.
+LAYERS = {form: make for form, make in STREAMING.items() if form not in {"experts", "tape"}} | {
     "prod": lambda **_: DLR(4, 3, cast="prod"),
     "real": lambda **_: DLR(4, 6, real=True),
     "bidirectional": lambda **_: DLR(4, 6, bidirectional=True),
@@ -91,6 +91,13 @@ def test_ten_thousand_steps_keep_their_phase(without):
         _, state = ops.step(torch.zeros(1, 1), W, log_lambda.double(), state)
     lam = torch.exp(10000 * torch.view_as_complex(log_lambda.double()))
     assert_close(state, torch.view_as_real(lam * torch.view_as_complex(exact)), 5e-6)
+
+
+def test_a_tape_is_refused(without):
+    tape = STREAMING["tape"]()
+    without("cpu")
+    with refused("TapeDLR", "float64", "CUDA"):
+        tape(torch.randn(1, 5, 4))
 
 
 def test_a_restricted_kernel_streams_elsewhere(without):

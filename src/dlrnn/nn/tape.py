@@ -19,6 +19,7 @@ from dlrnn.ops.checks import (
     require_probability,
     require_shape,
 )
+from dlrnn.ops.pairs import has_float64
 
 Clock = Literal["fixed", "shared", "own"]
 
@@ -229,6 +230,10 @@ class TapeDLR(Mixer[TapeState]):
         self, x: Tensor, clock: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Where heads write [#B, L, #heads] and read, in turns, and the clock behind them."""
+        require(
+            has_float64(x.device),
+            f"TapeDLR computes angles in float64, which {x.device.type} lacks: use the CPU or CUDA",
+        )
         x = x.double()
         if self.delta is None:
             t = clock[:, None] + torch.arange(x.shape[1], device=x.device)[:, None]  # [B, L, 1]
@@ -317,9 +322,10 @@ def low_pass(length: int, kernels: int) -> Float[Tensor, "kernels N 2"]:
     """
     harmonics = length // 2 + 1
     narrowest = min(1.0, math.log2(harmonics))
-    passed = 2 ** torch.linspace(narrowest, math.log2(harmonics), kernels, dtype=torch.float64)
+    widest = math.log2(harmonics)
+    passed = 2 ** torch.linspace(narrowest, widest, kernels, dtype=torch.float64, device="cpu")
     passed[-1] = harmonics
-    n = torch.arange(harmonics)
+    n = torch.arange(harmonics, device="cpu")
     alone = (n == 0) | (2 * n == length)  # of the others there are two, n and -n
     weight = torch.where(alone, 1.0, 2.0).double() / length
     c = weight * (n <= passed[:, None])

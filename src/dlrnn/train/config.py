@@ -121,7 +121,8 @@ class RunConfig:
         if self.batch_size % self.accumulate:
             parts = f"{self.accumulate} micro-batches of one size"
             raise ValueError(f"batch_size {self.batch_size} cannot be divided into {parts}")
-        check_stages(self.steps, self.lengths, self.stage_steps, self.stage_lr)
+        if (self.lengths, self.stage_steps, self.stage_lr) != (None, None, None):
+            check_stages(self.steps, self.lengths, self.stage_steps, self.stage_lr)
 
     def make_task(self) -> tasks.Task:
         """The task, with the run's seed."""
@@ -137,6 +138,8 @@ class RunConfig:
 
     def stages(self) -> list[Stage]:
         """The stages of the run: lengths with their steps."""
+        if self.lengths is None:
+            return [Stage(None, 0, self.steps, 1.0)]
         return make_stages(self.steps, self.lr, self.lengths, self.stage_steps, self.stage_lr)
 
     def stage(self, step: int) -> int:

@@ -17,16 +17,14 @@ class Stage(NamedTuple):
 def make_stages(
     steps: int,
     lr: float,
-    lengths: Sequence[int] | None,
+    lengths: Sequence[int],
     stage_steps: Sequence[int] | None,
     stage_lr: Sequence[float] | None,
 ) -> list[Stage]:
-    """The stages of a run, in order; one, of all steps, without `lengths`.
+    """The stages of a run at these lengths, in order.
 
     The last stage takes the steps that `stage_steps` leaves; without these, all take equal parts.
     """
-    if lengths is None:
-        return [Stage(None, 0, steps, 1.0)]
     count = len(lengths)
     each = [steps // count] * (count - 1) if stage_steps is None else stage_steps
     starts = [sum(each[:k]) for k in range(count)]
