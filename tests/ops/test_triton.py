@@ -157,6 +157,24 @@ def test_accuracy_on_a_gpu(make, arguments):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_a_thin_map_stays_fp32_under_autocast(given):
+    x, weight, bias = random((9, 40, 3), (64, 3), (64,), dtype=torch.float32, grad=True)
+    narrow = x.detach().to(given).requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        y = ops.linear(narrow, weight, bias)
+    assert y.dtype == torch.float32
+    want = F.linear(narrow.float(), weight, bias)
+    assert_close(y, want, 1e-6)
+    for mine, other in zip(
+        *(torch.autograd.grad(each.sum(), (narrow, weight, bias)) for each in (y, want)),
+        strict=True,
+    ):
+        assert mine.dtype == other.dtype
+        assert_close(mine, other, 1e-6)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "strided",
     [

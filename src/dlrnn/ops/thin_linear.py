@@ -19,17 +19,23 @@ from dlrnn.ops.dispatch import op, uses_fused
 def linear(
     x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*B O"]:
-    """PyTorch's linear, faster on a GPU if one side has at most 16 numbers and there is a bias."""
+    """PyTorch's linear, faster on a GPU if one side has at most 16 numbers and there is a bias.
+
+    There it stays fp32 under autocast: it reads and writes more than it computes.
+    """
     if not uses_fused("thin_linear", x, lambda: _fits(x, weight, bias)) or bias is None:
         return F.linear(x, weight, bias)
-    out: Tensor = _linear(x.flatten(0, -2), weight, bias)
+    out: Tensor = _linear(x.float().flatten(0, -2), weight, bias)
     return out.view(*x.shape[:-1], -1)
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if bias is None or x.dim() < 2 or torch.is_autocast_enabled("cuda") or in_transform():
+    if bias is None or x.dim() < 2 or in_transform():
         return False
-    if not all(t.is_cuda and t.dtype == torch.float32 for t in (x, weight, bias)):
+    if not all(t.is_cuda and t.dtype == torch.float32 for t in (weight, bias)):
+        return False
+    half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
+    if not x.is_cuda or x.dtype not in (torch.float32, half):
         return False
     from dlrnn.ops.triton import thin_linear as kernels
 
