@@ -33,8 +33,8 @@ FUSED = {
     " 8.0 or later, GELU or the identity, a bias, at most 256 input and 512 output channels in"
     " multiples of 16, and kernels of more than 4 entries",
     "layer_norm": "fp32 on a GPU, at most 1024 channels, no torch.func",
-    "thin_linear": "fp32 (also under autocast) on a GPU, at most 16 numbers on one side, a bias, and no"
-    " torch.func",
+    "thin_linear": "fp32 on a GPU, also under autocast, at most 16 numbers on one side, a bias, and"
+    " no torch.func",
     "rotate": "fp32, bf16 or fp16 on a GPU, an even head width, no torch.func",
     "zero_order_hold": "a GPU, not compiled",
     "sections": "a GPU of compute capability 9.0 or later, not compiled, at most two directions",

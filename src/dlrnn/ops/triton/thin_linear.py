@@ -11,7 +11,6 @@ runs on tensor cores with each number as two of 11 bits (tf32x3, as exact as fp3
 
 from typing import Any, no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
