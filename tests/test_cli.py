@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from support import run_python
 
 from dlrnn import DLR
+from dlrnn.bench.doctor import kernels_of
 from dlrnn.bench.measure import require_right
 from dlrnn.cli import COMMANDS, main
 from dlrnn.common.untrusted import seal
@@ -66,6 +67,21 @@ def test_doctor_checks_every_op(capsys):
     told = capsys.readouterr().out
     assert "vandermonde_adjoint" in told
     assert "prod, online" in told
+
+
+@pytest.mark.parametrize(
+    ("capability", "known"),
+    [
+        (None, "plain PyTorch"),
+        ((7, 5), "needs compute capability 8.0"),
+        ((8, 6), "tested and timed as PTX"),
+        ((9, 0), "measured"),
+        ((12, 0), "never run"),
+        ((12, 1), "never compiled"),
+    ],
+)
+def test_doctor_says_what_is_known_of_the_kernels_of_a_gpu(capability, known):
+    assert known in kernels_of(capability)
 
 
 def test_doctor_reports_a_broken_op(capsys, monkeypatch):

@@ -19,6 +19,7 @@ from dlrnn._version import __version__
 from dlrnn.bench.measure import relative_error, timed
 from dlrnn.nn import DLR, load_layers
 from dlrnn.ops import dispatch, reference
+from dlrnn.ops.cuda import nvrtc
 from dlrnn.ops.dplr import DPLR, dplr_kernel
 from dlrnn.ops.dplr_recurrence import dplr_step
 
@@ -34,9 +35,30 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "cpu": f"{torch.get_num_threads()} threads",
         "cuda": torch.cuda.get_device_name() if cuda else "no device",
+        "kernels": kernels_of(
+            nvrtc.capability(torch.device("cuda", 0)) if cuda and nvrtc.available() else None
+        ),
         "triton": "installed" if find_spec("triton") else "not installed",
         "matmul precision": precision + ("" if precision == "highest" else " (errors near 3e-4)"),
     }
+
+
+KNOWN = {
+    **dict.fromkeys([(8, 0), (8, 6)], "portable; tested and timed as PTX on an H200"),
+    (8, 9): "portable; as those of 8.6, which were tested as PTX on an H200",
+    (9, 0): "those for Hopper; measured on an H200",
+    **dict.fromkeys([(10, 0), (12, 0)], "portable; compiled, never run"),
+}
+
+
+def kernels_of(capability: tuple[int, int] | None) -> str:
+    """Which CUDA C++ kernels a GPU of this compute capability runs, and what is known of them."""
+    if capability is None:
+        return "none: plain PyTorch"
+    if capability < (8, 0):
+        return "none: CUDA C++ needs compute capability 8.0"
+    version = "{}.{}".format(*capability)
+    return f"compute capability {version}: {KNOWN.get(capability, 'portable; never compiled')}"
 
 
 # ---------------------------------------------------------------------------------- ops
