@@ -3,6 +3,7 @@
 Run it with `make pictures`.
 """
 
+import copy
 import itertools
 import json
 import math
@@ -25,6 +26,7 @@ from dlrnn.analysis import (
 )
 from dlrnn.analysis.figures import pathfinder_images, plot_images
 from dlrnn.cli import main as main_command
+from dlrnn.nn import TapeDLR
 from dlrnn.paper.results import read_results
 from dlrnn.report.picture import table1_png
 
@@ -44,6 +46,7 @@ def main() -> None:
     save(phases(), "phases")
     save(real_against_complex(), "real-lambda")
     save(compression(), "compress")
+    save(read_head(), "read-head")
     save(time_against_length(), "time-against-length")
     save(tasks.get("pathfinder-segmentation").preview(), "pathfinder")
     save(tasks.get("listops-subtrees").preview(), "listops")
@@ -249,6 +252,73 @@ def compression() -> Figure:
     )
     axes.legend(frameon=False)
     return tidy(figure)
+
+
+def read_head() -> Figure:
+    """Draw what a head reads in two contexts of ContextShift, while it learns to find the place."""
+    places, steps, contexts = 32, (0, 50, 75, 150), ((6, BLUE), (20, ORANGE))
+    learned = learning_to_shift(places, steps)
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(0.8, 1.4))
+    circle = figure.add_subplot(grid[:, 0], projection="polar")
+    angles = [2 * math.pi * j / places for j in range(places)]
+    last = places - 1
+    circle.plot(angles, [1.0] * places, "o", color=GREY, markersize=4)
+    circle.plot(angles[last], 1, "ks", markersize=8)
+    circle.annotate(f"write\n{last}", (angles[last], 1.27), ha="center", va="center")
+    for row, (shift, colour) in enumerate(contexts):
+        angle = angles[last - shift]
+        circle.annotate("", (angle, 0.95), (angle, 0), arrowprops={"color": colour, "width": 1.5})
+        text = f"s = {shift}\nread {last - shift}"
+        circle.annotate(text, (angle, 1.27), ha="center", va="center", color=colour)
+        axes = figure.add_subplot(grid[row, 1])
+        axes.axvline(last - shift, color=GREY, linewidth=0.8, linestyle="--")
+        for step, alpha in zip(steps, (0.25, 0.45, 0.7, 1.0), strict=True):
+            weights = read_weights(learned[step], shift)
+            axes.plot(range(2, places), weights, ".-", color=colour, alpha=alpha,
+                      label=f"step {step}")  # fmt: skip
+        axes.set(title=f"s = {shift}", ylabel="read weight", xlim=(0, places))
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.set(xlabel="place on the tape")
+    circle.set(yticks=[], xticks=[], ylim=(0, 1.4), title=f"a tape of {places} places")
+    circle.spines["polar"].set_visible(False)
+    figure.axes[1].sharex(axes)
+    for each in figure.axes[1:]:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def learning_to_shift(length: int, steps: tuple[int, ...]) -> dict[int, TapeDLR]:
+    """Train one head on ContextShift; return the layer after each of these numbers of steps."""
+    torch.manual_seed(1)
+    task, found = tasks.get("context-shift", length=length), {}
+    layer = TapeDLR(5, length, heads=1, d_head=4, kernels=4, hold=2).double()
+    with torch.no_grad():  # channels 3 and 4 hold the first two inputs
+        for parameter in layer.held.parameters():
+            parameter.zero_()
+        layer.held.weight[3, 0] = layer.held.weight[4, 5] = 1
+    layer.held.requires_grad_(False)
+    optimizer = torch.optim.Adam((p for p in layer.parameters() if p.requires_grad), lr=2e-2)
+    for step in range(max(steps) + 1):
+        if step in steps:
+            found[step] = copy.deepcopy(layer)
+        batch = task.sample(32, step=step)
+        y = layer(torch.nn.functional.pad(batch.inputs.double(), (0, 2)))[..., :1]
+        optimizer.zero_grad()
+        (y - batch.targets)[:, 2:].square().mean().backward()
+        optimizer.step()
+    return found
+
+
+@torch.no_grad()
+def read_weights(layer: TapeDLR, shift: int) -> torch.Tensor:
+    """Return the weights of the inputs 2, 3, ... in the last output, where the shift is given."""
+    places, angle = layer.length, 2 * math.pi * shift / layer.length
+    x = torch.zeros(places - 1, places, 5, dtype=torch.float64)
+    x[:, 0, 0], x[:, 1, 0] = math.cos(angle), math.sin(angle)
+    x[1:, 2:, 0] = torch.eye(places - 2)
+    y = layer(x)[:, -1, 0]
+    return y[1:] - y[0]
 
 
 def error(value: torch.Tensor, truth: torch.Tensor) -> float:

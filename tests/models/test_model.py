@@ -20,6 +20,7 @@ SMALL = [
     ModelConfig("attention-ff", {"d_ff": 5}, d_model=8, norm="pre"),
     ModelConfig("local-attention", {"chunk": 5}, d_model=8, layers=2, norm="pre"),
     ModelConfig("tape", {"length": 12, "heads": 2, "d_head": 4, "hold": 1}, d_model=8),
+    ModelConfig("gated-dlr", STATES, d_model=8),
 ]
 PATTERN = ModelConfig(
     "dlr,tape,attention", {"dlr": STATES, "tape": {"length": 9}}, d_model=8, layers=4, norm="pre"

@@ -16,6 +16,7 @@ from dlrnn.nn import (
     Attention,
     AttentionFF,
     Experts,
+    GatedDLR,
     LocalAttention,
     Mixer,
     SGConv,
@@ -25,6 +26,7 @@ from dlrnn.nn.dlr import PROD_PAIRS_UP_TO
 
 SMALL = {
     "dlr": partial(DLR, d_model=4, d_state=6),
+    "gated-dlr": partial(GatedDLR, d_model=4, d_state=6),
     "dss": partial(DSS, d_model=4, d_state=6),
     "s4d": partial(S4D, d_model=4, d_state=6),
     "s4": partial(S4, d_model=4, d_state=6),
@@ -117,6 +119,7 @@ class Form(NamedTuple):
 
 SIZES: dict[Any, dict[str, Any]] = {
     DLR: {"d_model": 5, "d_state": 9, "dt_min": 1e-6, "dt_max": 1e-2},  # |lambda| above 0.99
+    GatedDLR: {"d_model": 4, "d_state": 7, "dt_min": 1e-6, "dt_max": 1e-2},
     DSS: {"d_model": 5, "d_state": 10},
     S4D: {"d_model": 5, "d_state": 10},
     S4: {"d_model": 3, "d_state": 6},
@@ -142,6 +145,9 @@ CAUSAL = [
     Form(DLR, {"glu": True, "activation": "silu"}),
     Form(DLR, {"real": True}),
     Form(DLR, {"project": False}),
+    Form(GatedDLR, {}, 100),
+    Form(GatedDLR, {"cast": "prod", "d_state": MANY_STATES}, 100, many=True),
+    Form(GatedDLR, {"kernel_length": 9, "glu": True}, 100),
     *(
         Form(kind, options)
         for kind in (DSS, S4D)
@@ -198,6 +204,7 @@ CAUSAL = [
 BIDIRECTIONAL = [
     *(Form(kind, {"bidirectional": True}) for kind in (DLR, DSS, S4D, S4, SGConv)),
     Form(DLR, {"bidirectional": True, "cast": "prod", "kernel_length": 9, "glu": True}),
+    Form(GatedDLR, {"bidirectional": True, "real": True}),
     *(Form(kind, {"bidirectional": True, "kernel_length": 9}) for kind in (DSS, S4D)),
     Form(TapeDLR, {"bidirectional": True, "hold": 1, "gate": True, "clock": "shared"}, 100),
     Form(S4, {"bidirectional": True, "kernel_length": 9, "glu": True, "activation": "silu"}),

@@ -7,7 +7,7 @@ from support import DEVICE, run_python
 
 PRELUDE = f"""
 import torch
-from dlrnn.nn import DLR, DSS, S4, S4D, LocalAttention, SGConv, TapeDLR
+from dlrnn.nn import DLR, DSS, S4, S4D, GatedDLR, LocalAttention, SGConv, TapeDLR
 torch.manual_seed(0)
 device = torch.device({str(DEVICE)!r})
 def close(a, b, tolerance=1e-5):
@@ -57,6 +57,7 @@ for options in ({}, {"cast": "prod"}, {"bidirectional": True, "glu": True}, {"ke
                 {"real": True}, {"project": False}):
     check(DLR(4, 6, **options), steps=20)
 check(DSS(4, 6))
+check(GatedDLR(4, 6))
 check(S4D(4, 6, bidirectional=True))
 check(S4(4, 6), chunk=True)
 check(TapeDLR(4, 12, hold=2, gate=True, clock="own"), steps=3, chunk=True)

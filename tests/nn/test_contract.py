@@ -24,6 +24,7 @@ from dlrnn.nn import (
     S4D,
     Attention,
     Experts,
+    GatedDLR,
     LocalAttention,
     SGConv,
     TapeDLR,
@@ -273,6 +274,7 @@ SECOND = [
         (lambda options=options: DLR(2, 3, activation="silu", **options), 7)
         for options in ({}, {"bidirectional": True}, {"kernel_length": 3})
     ),
+    (lambda: GatedDLR(2, 3, bidirectional=True), 5),
     (lambda: DSS(2, 4, activation="silu", dt_min=0.1, dt_max=0.5), 5),
     (lambda: S4D(2, 4, activation="silu", dt_min=0.1, dt_max=0.5), 5),
     (lambda: Form(S4, {}).make(d_state=2, activation="silu"), 4),

@@ -10,7 +10,18 @@ from mixers import EVERY
 from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 from torch.nn import functional as F
 
-from dlrnn.nn import DLR, DSS, S4, S4D, Attention, AttentionFF, LocalAttention, SGConv, TapeDLR
+from dlrnn.nn import (
+    DLR,
+    DSS,
+    S4,
+    S4D,
+    Attention,
+    AttentionFF,
+    GatedDLR,
+    LocalAttention,
+    SGConv,
+    TapeDLR,
+)
 from dlrnn.ops import reference
 
 # ---------------------------------------------------------------------------------- kernels
@@ -132,6 +143,23 @@ def output_map(layer, y):
     return y[..., : layer.d_model] * y[..., layer.d_model :].sigmoid() if layer.glu else y
 
 
+def gated(layer, x):
+    """One product at a time: `y_t = q_t (D k_t v_t + sum_s K_|t-s| k_s v_s)`, in each channel."""
+    H, L = layer.d_model, x.shape[1]
+    q, k, v = linear(layer.qkv, x).split(H, dim=-1)
+    K, D = dlr_kernel(layer.dlr, min(L, layer.dlr.kernel_length or L)), exact(layer.dlr.D)
+    outputs = []
+    for t in range(L):
+        y = D * k[:, t] * v[:, t]
+        for s in range(L):
+            if s <= t < s + K.shape[1]:
+                y = y + K[:H, t - s] * k[:, s] * v[:, s]
+            elif layer.bidirectional and t < s <= t + K.shape[1]:
+                y = y + K[H:, s - t - 1] * k[:, s] * v[:, s]
+        outputs.append(q[:, t] * y)
+    return output_map(layer, torch.stack(outputs, dim=1))
+
+
 # ---------------------------------------------------------------------------------- attention
 
 
@@ -213,6 +241,7 @@ def read_by_pairs(layer, u):
 
 DEFINITIONS = {
     DLR: partial(convolved, dlr_kernel),
+    GatedDLR: gated,
     DSS: partial(convolved, state_space_kernel),
     S4D: partial(convolved, state_space_kernel),
     S4: partial(convolved, s4_kernel),

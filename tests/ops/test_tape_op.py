@@ -110,6 +110,26 @@ def test_no_tensor_of_all_positions_and_harmonics_is_kept():
     assert sum(t.numel() for t in saved) <= sum(t.numel() for t in given) + given[4].numel()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["v", "write", "read"])
+def test_what_is_not_finite_reaches_no_earlier_position(name, bad):
+    """Neither outputs nor, through the backward pass, gradients of the outputs before."""
+    at, place = CHUNK + 3, ("v", "write", "read").index(name)
+    given = inputs((2, 2 * CHUNK + 5, 2, 1, 2, 5))
+    before, _ = ops.tape(*(t[:, :at] for t in given[:3]), *given[3:])
+    spoiled = [t.detach().clone().requires_grad_() for t in given]
+    with torch.no_grad():
+        spoiled[place][0, at, 0] = bad
+    y, after = ops.tape(*spoiled)
+    reached = torch.zeros_like(y, dtype=torch.bool)
+    reached[0, at : at + 1 if name == "read" else None, 0] = True
+    assert torch.equal(y.isnan(), reached)
+    assert after[0, 0].isnan().all() == (name != "read")
+    assert not after[1].isnan().any()
+    assert not after[0, 1].isnan().any()
+    assert_agree(y[:, :at], before, spoiled, 1e-12, truth=given)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_arguments_that_do_not_fit_are_refused():
     v, write, read, c, state = inputs((2, 5, 2, 2, 2, 3))

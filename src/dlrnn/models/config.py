@@ -26,6 +26,7 @@ MIXERS = {
     "local-attention": "dlrnn.nn.LocalAttention",
     "attention-ff": "dlrnn.nn.AttentionFF",
     "tape": "dlrnn.nn.TapeDLR",
+    "gated-dlr": "dlrnn.nn.GatedDLR",
 }
 """Built-in mixers. Others are named by their import path, `my_package.MyLayer`."""
 

@@ -5,6 +5,7 @@ from dlrnn.nn.captured import CapturedSteps
 from dlrnn.nn.dlr import DLR
 from dlrnn.nn.experts import Experts
 from dlrnn.nn.files import load_layers, save_model
+from dlrnn.nn.gated import GatedDLR
 from dlrnn.nn.local_attention import LocalAttention
 from dlrnn.nn.mixer import KernelMixer, Mixer
 from dlrnn.nn.optim import param_groups
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionFF",
     "CapturedSteps",
     "Experts",
+    "GatedDLR",
     "KernelMixer",
     "KeyValueState",
     "LocalAttention",

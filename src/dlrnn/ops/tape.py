@@ -15,6 +15,9 @@ inputs, outputs, features of one chunk and one state.
 
 Angles are float64, in turns. Whole turns are taken out before and after the product with n, and
 `e^(i n a)` is a product of two tables, as `n = m + S l`.
+
+A matrix product multiplies what a position must not see by 0, and 0 times NaN is NaN. So the
+products take 0 for numbers that are not finite, and `tape` puts NaN where they reach.
 """
 
 import math
@@ -53,9 +56,34 @@ def tape(
     moves = torch.is_grad_enabled() and write.requires_grad
     if moves or write.shape[0] * write.shape[2] > 1:  # one clock of all is kept as one
         write = write.expand(batch, -1, heads)
+    y_nan, after_nan = _reach_of_nan(v.detach(), write.detach(), read.detach())
     v, write, read = v.permute(2, 0, 1, 3), write.permute(2, 0, 1), read.permute(2, 0, 1)
     y, after = _tape(v, write, read, c, state.transpose(0, 1), moves)
-    return y.permute(1, 2, 0, 3), after.transpose(0, 1)
+    return y.permute(1, 2, 0, 3) + y_nan, after.transpose(0, 1) + after_nan
+
+
+def _reach_of_nan(
+    v: Float[Tensor, "B L heads D"],
+    write: Float[Tensor, "#B L #heads"],
+    read: Float[Tensor, "B L heads"],
+) -> tuple[Float[Tensor, "B L heads 1"], Float[Tensor, "B heads 1 1 1"]]:
+    """NaN for the outputs and states that numbers reach which are not finite, 0 for the others.
+
+    What is written reaches its own and all later positions, what is read only its own.
+    """
+    length = v.shape[1]
+    k = torch.arange(length, device=v.device)[:, None]
+    written = (torch.linalg.vector_norm(v, math.inf, dim=-1) + write).isfinite()
+    first = torch.where(written, length, k).amin(1, keepdim=True)  # [B, 1, heads]
+    y_nan = (k >= first) | ~read.isfinite()
+    zero = v.new_zeros(())
+    after_nan = zero.masked_fill(first[:, 0, :, None, None, None] < length, math.nan)
+    return zero.masked_fill(y_nan[..., None], math.nan), after_nan
+
+
+def _finite(x: Tensor) -> Tensor:
+    """With 0 for numbers that are not finite."""
+    return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _check(v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor | None) -> None:
@@ -158,6 +186,7 @@ def _forward(
     v: Tensor, write: Tensor, read: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Values [heads, B, L, D] and angles [heads, B, L]; plain autograd can differentiate it."""
+    v, write, read = _finite(v), _finite(write), _finite(read)
     groups, harmonics = c.shape[1:3]
     conjugate = _complex(c).conj().resolve_conj()[:, None]  # [heads, 1, G, N]
     each = conjugate.repeat_interleave(v.shape[-1] // groups, dim=2)  # [heads, 1, D, N]
@@ -207,6 +236,7 @@ def _tape_gradients(  # noqa: PLR0917
 
     S is the state before a chunk, U the gradient of the state after it.
     """
+    v, write, read = _finite(v), _finite(write), _finite(read)
     groups, harmonics = c.shape[1:3]
     width = v.shape[-1] // groups
     kernel = _complex(c)[:, None]  # [heads, 1, G, N]
