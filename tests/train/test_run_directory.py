@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -11,8 +12,12 @@ from runs import QUIET, config, refused, stopped, unfinished
 from support import DEVICE
 
 from dlrnn.common.files import write_whole
-from dlrnn.train import RunDirectory, run_directory, train
-from dlrnn.train.checkpoint import checkpoints
+from dlrnn.models import ModelConfig
+from dlrnn.tasks.pathfinder import Pathfinder, generator
+from dlrnn.tasks.storage.build import build_set
+from dlrnn.train import RunDirectory, TaskConfig, run_directory, train
+from dlrnn.train.checkpoint import checkpoints, read_header
+from dlrnn.train.evaluation import evaluate_run, export_run
 from dlrnn.train.run_directory import JsonLines, checkout
 
 
@@ -73,6 +78,50 @@ def test_a_changed_configuration_or_data_set_raises(tmp_path, monkeypatch):
         patch.setattr(type(config().make_task()), "digest", lambda self: "another")
         refused(path.parent, "was begun with another set of data")
     assert train(path.parent, **QUIET)["steps"] == 12
+
+
+def pathfinder_run(path, monkeypatch, version, **settings):
+    """A run of one step, killed before its end, whose checkpoints name a generator, or None."""
+    model = ModelConfig("attention", {"heads": 1, "bidirectional": True}, layers=1, d_model=4)
+    run = config(task=TaskConfig("pathfinder", settings), model=model, batch_size=1, steps=1)
+    with monkeypatch.context() as patch:
+        if version is None:
+            patch.setattr(Pathfinder, "generator_version", None)
+        else:
+            patch.setattr(generator, "VERSION", version)
+        stopped(path, run)
+
+
+@pytest.mark.parametrize(("version", "before"), [(None, "an unrecorded generator"), (1, "1")])
+def test_runs_on_samples_of_another_generator_are_refused(version, before, tmp_path, monkeypatch):
+    """Resumes and evaluations name both versions; the model can still be exported."""
+    run = tmp_path / "run"
+    pathfinder_run(run, monkeypatch, version)
+    found = contents(run)
+    sentence = f"on samples of .*{before}, and pathfinder now has those of generator 2: begin a new"
+    refused(run, sentence)
+    with pytest.raises(ValueError, match=sentence):
+        evaluate_run(run, device=DEVICE.type)
+    assert contents(run) == found
+    assert Path(export_run(run, tmp_path / "exported")).is_dir()
+
+
+def test_runs_on_samples_of_the_same_generator_continue(tmp_path, monkeypatch):
+    """Samples are drawn, or from a data set; a run may be older than the data set."""
+    counts = {"train": 4, "validation": 2, "test": 2}
+    data = build_set(generator.lra(counts=counts), tmp_path / "data")
+    for path, settings in ((tmp_path / "drawn", {}), (tmp_path / "read", {"folder": str(data)})):
+        pathfinder_run(path, monkeypatch, 2, **settings)
+        headers = [read_header(path / "best.safetensors"), read_header(checkpoints(path)[-1])]
+        assert [header["generator"] for header in headers] == [2, 2]
+        assert train(path, **QUIET)["steps"] == 1
+        assert "metrics" in evaluate_run(path, device=DEVICE.type)
+    pathfinder_run(tmp_path / "old", monkeypatch, None, folder=str(data))
+    with pytest.raises(ValueError, match="on samples of an unrecorded generator"):
+        evaluate_run(tmp_path / "old", device=DEVICE.type)
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"there is no folder .*data: create it with"):
+        evaluate_run(path, device=DEVICE.type)
 
 
 def test_exchanged_or_damaged_files_raise(tmp_path):

@@ -134,6 +134,11 @@ class Task(ABC):
         """Return the SHA-256 of the data set on disk; None where samples are generated."""
         return None
 
+    @property
+    def generator_version(self) -> int | None:
+        """The version of the generator whose samples these are; None where there is only one."""
+        return None
+
     def files(self) -> dict[str, bytes]:
         """Return the files that a model of this task needs, by name: a tokenizer."""
         return {}

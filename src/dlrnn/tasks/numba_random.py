@@ -36,10 +36,11 @@ def inlined(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def borrowing(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function like `inlined` does, which neither makes nor returns arrays.
 
-    Numba then counts no references to its arguments: with a dozen arrays, counting takes longer
-    than a short function itself.
+    Numba then counts no references to its arguments, and the function is part of its callers' code:
+    with a dozen arrays, counting them or passing them takes longer than a short function itself.
     """
-    function: Callable[..., Any] = numba.njit(nogil=True, _nrt=False)(kernel)  # type: ignore[call-overload]
+    options: dict[str, Any] = {"nogil": True, "forceinline": True, "_nrt": False}
+    function: Callable[..., Any] = numba.njit(**options)(kernel)
     return function
 
 

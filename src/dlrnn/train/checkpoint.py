@@ -57,6 +57,7 @@ _COUNTERS: dict[str, Any] = {
     **{"best": _BestSoFar, "records_sha256": str},
     **{"records": int, "snapshots": int},  # bytes of records.jsonl and snapshots.jsonl
     **{"logged": int, "loss_sum": float},  # since the last record, if that was before `step`
+    "generator": int,  # the version of the samples, if there is more than one
 }
 _BEST_COUNTERS = {
     "step": int,
@@ -64,6 +65,7 @@ _BEST_COUNTERS = {
     "metric": str,
     "value": float,
     "files": dict[str, str],
+    "generator": int,
 }
 """`files` are SHA-256 of the files that belong to the model: a tokenizer."""
 
@@ -115,6 +117,22 @@ def checkpoints(folder: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """The step of a checkpoint, from its file name."""
     return int(checkpoint.stem.removeprefix("step-"))
+
+
+def generator_of(task: Task) -> dict[str, int]:
+    """What headers say of the generator of a task's samples."""
+    version = task.generator_version
+    return {} if version is None else {"generator": version}
+
+
+def check_generator(folder: Path, counters: dict[str, Any], task: Task) -> None:
+    """Refuse a run whose samples were those of another generator than the task's are now."""
+    found, expected = counters.get("generator"), task.generator_version
+    if expected is not None and found != expected:
+        before = "an unrecorded generator" if found is None else f"generator {found}"
+        now = f"{task.name} now has those of generator {expected}"
+        cure = "begin a new run, or use the version of dlrnn in its environment.json"
+        raise ValueError(f"{folder} was trained on samples of {before}, and {now}: {cure}")
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -170,8 +188,9 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[Tensors, dict[
     where = f"{path}: its header"
     values = parse_json(found.metadata[HEADER].encode(), where, nan=True)
     if path.name == BEST:
-        return found.tensors, fit_fields(values, _BEST_COUNTERS, where)
-    needed = _COUNTERS.keys() - {"logged", "loss_sum"}
+        needed = _BEST_COUNTERS.keys() - {"generator"}
+        return found.tensors, fit_fields(values, _BEST_COUNTERS, where, needed=needed)
+    needed = _COUNTERS.keys() - {"logged", "loss_sum", "generator"}
     counters = fit_fields(values, _COUNTERS, where, needed=needed)
     counters = {"logged": counters["step"], "loss_sum": 0.0, **counters}
     counters["best"] = asdict(counters["best"])
@@ -301,10 +320,13 @@ class Best(NamedTuple):
     step: int
 
 
-def load_best(path: str | Path, device: torch.device, *, trust: bool = False) -> Best:
+def load_best(
+    path: str | Path, device: torch.device, *, trust: bool = False, any_samples: bool = False
+) -> Best:
     """Load the best model on a device, in evaluation mode; the digests of its files are checked.
 
-    A mixer outside of dlrnn is imported, which runs its code, only with `trust`.
+    A mixer outside of dlrnn is imported, which runs its code, only with `trust`. A task whose
+    generator has changed since the run is refused without `any_samples`.
     """
     folder = RunDirectory.open(path)
     config, best, where = folder.config, folder.path / BEST, folder.path / CONFIG
@@ -320,6 +342,9 @@ def load_best(path: str | Path, device: torch.device, *, trust: bool = False) ->
             raise ValueError(f"{file} {sentence} {best} was trained with")
     with naming_file(where):
         task = config.make_task()
+    if not any_samples:
+        check_generator(folder.path, counters, task)
+    with naming_file(where):
         if _is_built_in(config) and (
             wrong := misfit(outline(partial(_build, config, task)), model_tensors(tensors))
         ):

@@ -168,7 +168,7 @@ def export_run(
     run: str | Path, folder: str | Path, *, push: str | None = None, trust: bool = False
 ) -> str:
     """Write the best model with its card; returns the folder, or the address on the Hub."""
-    model, _, config, _ = load_best(run, torch.device("cpu"), trust=trust)
+    model, _, config, _ = load_best(run, torch.device("cpu"), trust=trust, any_samples=True)
     tokenizer = Path(run) / TOKENIZER
     save_pretrained(
         model,

@@ -22,8 +22,10 @@ from dlrnn.tasks import Batch, Task
 from dlrnn.train.checkpoint import (
     BEST,
     LoadedCheckpoint,
+    check_generator,
     check_trusted,
     checkpoints,
+    generator_of,
     grow,
     load_model,
     load_newest,
@@ -170,6 +172,7 @@ class Trainer:
         self.module = model.to(self.device)
         files = task.files().items() if self.rank_zero else ()
         self.files = {name: hashlib.sha256(content).hexdigest() for name, content in files}
+        self.generator = generator_of(task)
         self.identity = {"config": config.digest(), "data": task.digest()}
         """What must not change during a run. The location of its data may."""
         checkpoint = load_newest(folder.path)
@@ -256,6 +259,7 @@ class Trainer:
             if checkpoint.counters[name] != self.identity[name]:
                 path = self.folder.path
                 raise ValueError(f"{path} was begun with another {what}: begin a new run")
+        check_generator(self.folder.path, checkpoint.counters, self.run_task)
 
     def _find_later_best(self) -> dict[str, Any] | None:
         """The best model on disk, if it is newer than the checkpoint that the run resumes from.
@@ -364,7 +368,7 @@ class Trainer:
             later = later if later and later["step"] > step else None
             if self.rank_zero and (later is None or self._is_better(value, later["value"])):
                 about = {"config": self.identity["config"], "metric": self.task.metric}
-                counters = {**about, "value": value, "files": self.files}
+                counters = {**about, "value": value, "files": self.files, **self.generator}
                 save_best(self.folder.path, step, tensors, counters)
 
     def _total(self, sums: Tensor) -> Tensor:
@@ -390,7 +394,7 @@ class Trainer:
         tensors = state_tensors(self.module, self.module_optimizer, keep=self.rank_zero)
         if self.rank_zero:
             counters = {"records": self.records.length(), "best": self.best, "last": self.last}
-            counters |= {"records_sha256": self.records.sha256, **self.identity}
+            counters |= {"records_sha256": self.records.sha256, **self.identity, **self.generator}
             counters["snapshots"] = self.snapshots.length()
             if self.logged < step:
                 counters |= {"logged": self.logged, "loss_sum": self.step.loss_sum.item()}

@@ -5,11 +5,10 @@ pivot to pivot; pivots, tails of first dashes and heads of further ones are whol
 
     pivot  --margin-->  tail  --length-->  head  --margin-->  next pivot, where the path may turn
 
-`blocked` has the neighbourhoods of dashes, from 0 to 255, and the border. A new dash has room if
-its neighbourhood does not overlap them (see stamps.py). A dash is added to `blocked` only when the
-path has its next one, so that it never blocks that one; the last dash of the first main path is
-never added. The first dashes of both main paths, and discs, are placed without looking at what is
-there, and discs block nothing.
+A new dash has room if its neighbourhood overlaps neither those of other dashes (see stamps.py) nor
+the border. A dash blocks others only when its path has its next one, so that it never blocks that
+one; the last dash of the first main path never does. The first dashes of both main paths, and
+discs, are placed without looking at what is there, and discs block nothing.
 """
 
 import math
@@ -17,29 +16,27 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from dlrnn.tasks.numba_random import below, bits, borrowing, compiled, inlined, start
+from dlrnn.tasks.numba_random import below, borrowing, compiled, inlined, start
 from dlrnn.tasks.pathfinder.blocked import (
     BOX,
+    COLUMNS,
     COUNTS,
     LAST_DASH,
     LAST_PIVOT,
     PATH,
     QUEUE,
     QUEUED,
-    RASTERISED,
     STAMP,
     USED,
     X,
     Y,
     block,
     block_border,
-    clear,
     copy,
-    freedom,
-    is_near,
+    find_near,
     overlaps,
-    rasterise,
 )
+from dlrnn.tasks.pathfinder.heads import draw_head, inside, uniform
 from dlrnn.tasks.pathfinder.stamps import (
     AHEAD,
     BOTTOM,
@@ -62,8 +59,6 @@ _TRIALS = 3  # for each dash
 _PLACES = 5  # for each distractor
 _POSITIONS = 256  # tried at random for a first dash, before all free ones are counted
 _FREE = 76  # of 255: a pixel is free for a first dash up to this
-_REFUSED = 4  # heads, after which the weights of all are computed
-_LEAST = 1e-4  # sum of the weights of heads below which a path cannot go on
 _NO_ATTEMPT = 2**32  # the random stream that all attempts at an image share
 
 
@@ -76,19 +71,6 @@ class Rules(NamedTuple):
     contour_length: int
     distractors: int
     distractor_length: int
-
-
-@borrowing
-@no_type_check
-def uniform(stream):
-    """Return a number in [0, 1) with 53 random bits."""
-    return np.float64(bits(stream) >> np.uint64(11)) * 2.0**-53
-
-
-@borrowing
-@no_type_check
-def _inside(size, y, x):
-    return min(y, x) >= 0 and max(y, x) < size
 
 
 # ---------------------------------------------------------------------------------- a path
@@ -123,7 +105,7 @@ def _first(dashes, state, tables, moves, size, path, y, x, stamp):
     """Place the first dash of a path, tail at (y, x), unless its head or pivot is outside."""
     head_y, head_x = _moved(moves, stamp, HEAD, y, x)
     pivot_y, pivot_x = _moved(moves, stamp, PIVOT, head_y, head_x)
-    if _inside(size, head_y, head_x) and _inside(size, pivot_y, pivot_x):
+    if inside(size, head_y, head_x) and inside(size, pivot_y, pivot_x):
         _add(dashes, state, tables, path, y, x, stamp, pivot_y, pivot_x)
         return True
     return False
@@ -131,89 +113,34 @@ def _first(dashes, state, tables, moves, size, path, y, x, stamp):
 
 @borrowing
 @no_type_check
-def _pick(stream, sums, row):
-    """Return a random index with the chances whose cumulative sums are a row."""
-    low, high = 0, sums.shape[1] - 1
-    at = uniform(stream) * sums[row, high]
-    while low < high:
-        middle = (low + high) // 2
-        if sums[row, middle] > at:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@borrowing
-@no_type_check
-def _weigh(stream, blocked, chances, tables, nearby, row, pivot_y, pivot_x):
-    """Return a random head by the weights of all, chance times freedom; -1 if all are near 0.
-
-    It goes through the heads twice, rather than store their weights.
-    """
-    at = 0.0
-    for turn in range(2):
-        done = 0.0
-        for k in range(chances.shape[1]):
-            chance = chances[row, k] - (chances[row, k - 1] if k > 0 else 0.0)
-            y, x = pivot_y + tables[DEGREES + k, HEAD_Y], pivot_x + tables[DEGREES + k, HEAD_X]
-            if chance > 0.0 and _inside(len(blocked), y, x):
-                done += chance * freedom(blocked, nearby, y, x)
-                if turn == 1 and done > at:
-                    return k
-        if done < _LEAST:
-            return -1
-        at = uniform(stream) * done
-    return -1
-
-
-@borrowing
-@no_type_check
-def _head(stream, blocked, room, tables, chances, nearby, dashes, state, slot, padding, at):
-    """Return a random head of the dash after a stamp and a pivot, or -1 without room.
-
-    Its weight is the product of chance and freedom. Heads are drawn by their chance, and accepted
-    with the probability of their freedom; if many are refused, all weights are computed. For main
-    paths, pixels are looked at only near the border and near other dashes.
-    """
-    before, pivot_y, pivot_x = at
-    queued = room, tables, dashes, state, padding
-    size, reach = len(blocked), len(nearby) // 2
-    for _ in range(_REFUSED):
-        k = _pick(stream, chances, before)
-        y, x = pivot_y + tables[DEGREES + k, HEAD_Y], pivot_x + tables[DEGREES + k, HEAD_X]
-        if not _inside(size, y, x):
-            continue
-        box = y - reach, y + reach + 1, x - reach, x + reach + 1
-        if slot < 2 and not is_near(blocked, *queued, *box):
-            return k
-        free = freedom(blocked, nearby, y, x)
-        if free == 1.0 or (free > 0.0 and uniform(stream) < free):
-            return k
-    rasterise(blocked, room, tables, dashes, state)
-    return _weigh(stream, blocked, chances, tables, nearby, before, pivot_y, pivot_x)
+def _around(blocked, ahead, dashes, state, path, padding, at):
+    """Return the number of queued dashes near the next dash, and whether to look at pixels."""
+    if path >= 2:
+        return 0, True
+    before, y, x = at
+    top, bottom, left, right = ahead[before]
+    top, bottom, left, right = y + top, y + bottom, x + left, x + right
+    border = min(top, left) < padding or max(bottom, right) > len(blocked) - padding
+    return find_near(dashes, state, top, bottom, left, right), border
 
 
 @borrowing
 @no_type_check
 def _further(stream, blocked, stamps, dashes, state, path, padding):
     """Place the next dash of a path; return False without room."""
-    _, room, core, tables, moves, chances, _, _, nearby = stamps
-    slot, queued = min(path, 2), (room, tables, dashes, state, padding)
+    tables, slot = stamps.tables, min(path, 2)
     before = dashes[state[slot, LAST_DASH], STAMP]
     last_y, last_x = state[slot, LAST_PIVOT], state[slot, LAST_PIVOT + 1]
-    pivot_y, pivot_x = _moved(moves, before, AHEAD, last_y, last_x)
-    pivot, grown = (before, pivot_y, pivot_x), (room, tables, chances, nearby)
+    pivot_y, pivot_x = _moved(stamps.moves, before, AHEAD, last_y, last_x)
+    at = before, pivot_y, pivot_x
+    around = _around(blocked, stamps.ahead, dashes, state, path, padding, at)
     for _ in range(_TRIALS):
-        k = _head(stream, blocked, *grown, dashes, state, slot, padding, pivot)
+        k = draw_head(stream, blocked, stamps, dashes, around, at)
         if k < 0:
             return False
         stamp = DEGREES + k
         y, x = pivot_y + tables[stamp, HEAD_Y], pivot_x + tables[stamp, HEAD_X]
-        rows = y + tables[stamp, TOP], y + tables[stamp, BOTTOM]
-        columns = x + tables[stamp, LEFT], x + tables[stamp, RIGHT]
-        alone = path < 2 and not is_near(blocked, *queued, *rows, *columns)
-        if alone or not overlaps(blocked, room, core, y, x, stamp):
+        if not overlaps(blocked, stamps, dashes, around, y, x, stamp):
             _add(dashes, state, tables, path, y, x, stamp, pivot_y, pivot_x)
             return True
     return False
@@ -273,7 +200,8 @@ def _main_paths(stream, blocked, stamps, dashes, state, rules):
                 return False
             _queue(dashes, state, last)
     _queue(dashes, state, state[1, LAST_DASH])
-    rasterise(blocked, stamps.room, stamps.tables, dashes, state)
+    for k in range(state[COUNTS, QUEUED]):
+        block(blocked, stamps.room, stamps.tables, dashes, dashes[k, QUEUE])
     return True
 
 
@@ -287,7 +215,7 @@ def _is_free(blocked, taps, stamp, count, y, x):
     size = len(blocked)
     for k in range(count):
         i, j = y + taps[stamp, k, 0], x + taps[stamp, k, 1]
-        if not _inside(size, i, j):
+        if not inside(size, i, j):
             continue
         if blocked[i, j] > _FREE or min(i, j) == 0 or max(i, j) == size - 1:
             return False
@@ -395,15 +323,12 @@ def draw(seed, split, index, attempts, rules, stamps):
     stream, state = np.empty(4, np.uint64), np.zeros((4, 3), np.int64)
     blocked = np.empty((size, size), np.uint8)
     most = 2 * length + rules.distractors * rules.distractor_length
-    dashes = np.empty((most, 9), np.int64)
+    dashes = np.empty((most, COLUMNS), np.int64)
     discs = np.empty((2 + rules.distractors, 2), np.int64)
     blocked[:] = 0
     block_border(blocked, padding)
     for attempt in range(attempts[0], attempts[1]):
         start(stream, seed, split, index, attempt)
-        if state[COUNTS, RASTERISED] > 0:
-            clear(blocked, dashes, state)
-            block_border(blocked, padding)
         state[COUNTS] = 0
         connected, first = below(stream, 2), below(stream, 2)
         if not _main_paths(stream, blocked, stamps, dashes, state, rules):

@@ -67,8 +67,9 @@ def paint(placed, levels, classes, discs, resolution, stamps, disc):
         if classes[k] > 0:
             least = max(1, -(-most // (510 * levels[k])))
             _mark(mask, *_window(stamps, placed[k]), least, classes[k])
-    image = np.empty((resolution, resolution), np.uint8)
+    image = np.zeros((resolution, resolution), np.uint8)
     for y in range(resolution):
         for x in range(resolution):
-            image[y, x] = (np.int64(total[y, x]) * 510 + most) // (2 * most)
+            if total[y, x] > 0:
+                image[y, x] = (np.int64(total[y, x]) * 510 + most) // (2 * most)
     return image, mask

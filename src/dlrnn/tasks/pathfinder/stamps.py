@@ -53,6 +53,7 @@ class Stamps(NamedTuple):
     firsts: Int64[np.ndarray, "360 5"]  # see TAPS to LAST_X
     taps: Int16[np.ndarray, "360 T 2"]  # pixels that must be free for a first dash, from its tail
     nearby: Int64[np.ndarray, " M"]  # half the width of each row of a disc of radius `margin`
+    ahead: Int64[np.ndarray, "S 4"]  # box of all dashes that may follow a stamp, from the pivot
 
 
 TOP, BOTTOM, LEFT, RIGHT = 0, 1, 2, 3  # box of what is not 0, from the anchor; last ones exclusive
@@ -280,6 +281,23 @@ def _chances(angles, heads, continuity):
     return chances
 
 
+@inlined
+@no_type_check
+def _boxes_ahead(tables, chances, reach):
+    """Return the box [S, 4] of all that may follow each stamp, and of what makes its head free."""
+    boxes = np.zeros((len(tables), 4), np.int64)
+    for k in range(len(tables)):
+        for h in range(chances.shape[1]):
+            stamp = DEGREES + h
+            if chances[k, h] > (chances[k, h - 1] if h > 0 else 0.0):
+                for side, head in ((TOP, HEAD_Y), (LEFT, HEAD_X)):
+                    least = tables[stamp, head] + min(tables[stamp, side], -reach)
+                    most = tables[stamp, head] + max(tables[stamp, side + 1], reach + 1)
+                    boxes[k, side] = min(boxes[k, side], least)
+                    boxes[k, side + 1] = max(boxes[k, side + 1], most)
+    return boxes
+
+
 @compiled
 @no_type_check
 def _all_stamps(length, thickness, margin, scale, continuity, clipped):
@@ -332,7 +350,8 @@ def _all_stamps(length, thickness, margin, scale, continuity, clipped):
     for y in range(-reach, reach + 1):
         nearby[reach + y] = math.floor(math.sqrt(margin * margin - y * y))
     chances = _chances(angles, len(heads), continuity)
-    return ink, room, core, tables, moves, chances, firsts, taps, nearby
+    ahead = _boxes_ahead(tables, chances, reach)
+    return ink, room, core, tables, moves, chances, firsts, taps, nearby, ahead
 
 
 @lru_cache(maxsize=8)

@@ -19,6 +19,7 @@ from dlrnn.tasks.base import (
     macro_scores,
 )
 from dlrnn.tasks.pathfinder import generator
+from dlrnn.tasks.storage import shards
 from dlrnn.tasks.storage.sets import SetTask, labels_of
 from dlrnn.tasks.storage.specs import Sample
 
@@ -46,6 +47,14 @@ class _Pathfinder(ClassTask, SetTask):
     def input_length(self) -> int:
         """The pixels of an image."""
         return self.spec().resolution ** 2
+
+    @property
+    def generator_version(self) -> int | None:
+        """The version of the drawn images, or of those in the data set; a release has none."""
+        if self.folder is None:
+            return generator.VERSION
+        found = shards.load_manifest(self._existing())["parameters"].get("generator")
+        return found if isinstance(found, int) else None
 
     def _pixels(self, samples: Sequence[Sample]) -> Tensor:
         pixels = np.stack([sample["image"] for sample in samples])

@@ -96,7 +96,8 @@ class SetTask(Task):
             ]
         return list(stored.batch(indices))
 
-    def _split(self, split: str) -> shards.Split:
+    def _existing(self) -> Path:
+        """Return the folder of the data set, which must exist."""
         assert self.folder is not None
         folder, how = Path(self.folder).resolve(), "build" if self.drawable else "import"
         if not folder.exists():
@@ -104,6 +105,10 @@ class SetTask(Task):
             make = f"create it with `dlrnn data {how} {self.name}{source}`"
             other = "set task.settings.folder (for an existing run: in config.json)"
             raise ValueError(f"there is no folder {folder}: {make}, or {other}")
+        return folder
+
+    def _split(self, split: str) -> shards.Split:
+        folder = self._existing()
         try:
             status = (folder / shards.MANIFEST).stat()
             stamp = status.st_mtime_ns, status.st_size
