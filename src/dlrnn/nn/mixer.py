@@ -6,6 +6,7 @@ the same answer. `nn/dlr.py` is the mixer to read first.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, cast, get_args
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from dlrnn import ops
 from dlrnn.nn.layers import is_unmodified
+from dlrnn.nn.optim import KERNEL_LR
 from dlrnn.nn.streaming import (
     InPlaceState,
     Modes,
@@ -58,6 +60,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that make a kernel: `param_groups` gives them no weight decay."""
+
+    kernel_lr: ClassVar[float | None] = None
+    """The largest rate that we recommend for them under Adam, if there is one."""
 
     cannot_stream: ClassVar[str] = (
         "a bidirectional layer reads the future: it has no state and cannot stream"
@@ -126,6 +131,32 @@ class Mixer(nn.Module, ABC, Generic[State]):
         what was learned, and its optimizer must be made anew. The others do nothing.
         """
         require_count("length", length)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As PyTorch's; kernel parameters get the tags that other optimizer tooling reads."""
+        super().register_parameter(name, param)
+        self._tag(name)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._tag(*self.kernel_parameters)  # copies of parameters have no tags
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tag(*self.kernel_parameters)  # `to_empty` makes new parameters
+        return self
+
+    def _tag(self, *names: str) -> None:
+        """`_no_weight_decay` and `_optim`, as Mamba and S4 tag their parameters."""
+        rate = {} if self.kernel_lr is None else {"lr": self.kernel_lr}
+        for name in names:
+            param: Any = self._parameters.get(name)
+            if param is not None and name in self.kernel_parameters:
+                param._no_weight_decay, param._optim = True, {**rate, "weight_decay": 0.0}
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay, as timm asks a model for them."""
+        return set(self.kernel_parameters)
 
     @property
     def sees_padding(self) -> bool:
@@ -260,6 +291,7 @@ class KernelMixer(Mixer[KernelState]):
         project: False leaves out activation, dropout and linear map: a linear layer.
     """
 
+    kernel_lr: ClassVar[float | None] = KERNEL_LR
     option_names: ClassVar[tuple[str, ...]] = ()
     """The options of a subclass, whose values are attributes of the same names."""
 
