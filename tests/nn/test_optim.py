@@ -145,6 +145,12 @@ def test_kernel_parameters_carry_the_tags_of_mamba_and_s4(how):
         check_optimizer(layer, make_with_tags(layer))
 
 
+def test_tags_that_were_changed_stay():
+    layer = DLR(4, 6)
+    layer.W._optim = {"lr": 1e-4}
+    assert layer.double().W._optim == {"lr": 1e-4}
+
+
 def test_an_optimizer_that_spoils_the_kernels_is_warned_of():
     model = nn.Sequential(nn.Linear(3, 4), DLR(4, 6), Attention(4, heads=2))
     plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
