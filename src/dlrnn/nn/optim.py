@@ -84,8 +84,8 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         cure = f"{kind}(param_groups(model, lr=..., kernel_lr={KERNEL_LR:g}), ...)"
         sentence = " and ".join(problems.values())
         warnings.warn(
-            f"kernel parameters of the model {sentence}, with which layers learn badly or not at"
-            f" all: make the optimizer as {cure}, with param_groups from dlrnn",
+            f"kernel parameters of the model {sentence}, which can keep layers from learning: make"
+            f" the optimizer as {cure}, with param_groups from dlrnn",
             stacklevel=2,
         )
 
