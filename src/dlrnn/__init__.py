@@ -10,12 +10,13 @@ from dlrnn._version import __version__
 
 if TYPE_CHECKING:
     from dlrnn import analysis, models, nn, ops, paper, tasks, train
-    from dlrnn.nn import DLR, param_groups
+    from dlrnn.nn import DLR, check_optimizer, param_groups
 
 __all__ = [
     "DLR",
     "__version__",
     "analysis",
+    "check_optimizer",
     "models",
     "nn",
     "ops",
@@ -25,7 +26,7 @@ __all__ = [
     "train",
 ]
 
-_HOME = {"DLR": "dlrnn.nn", "param_groups": "dlrnn.nn"}
+_HOME = dict.fromkeys(("DLR", "check_optimizer", "param_groups"), "dlrnn.nn")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from support import DEVICE, assert_close, refused
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlrnn.models import ModelConfig, build_model
 from dlrnn.nn import Attention, Mixer, RecurrentState
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -139,7 +140,6 @@ X = torch.randn(2, 10, 4, device=DEVICE)
         (X[:, :0], ("x", "length 0")),
         (X.double(), ("x", "float32", "float64")),
         (X.int(), ("x", "float32", "int32")),
-        (X.bfloat16(), ("x", "bfloat16", "autocast")),
         (X.tolist(), ("x", "torch tensor", "list")),
         (X.cpu().numpy(), ("x", "torch tensor", "ndarray")),
         (X.to("meta"), ("x", "meta", ".to()")),
@@ -210,16 +210,25 @@ def test_a_kernel_parameter_that_is_not_finite_is_refused_on_a_cpu(name, paramet
         layer(X)
 
 
-@every_mixer
-def test_parameters_in_half_precision_are_refused(name):
-    with refused("parameters", "float32", "float64", "bfloat16"):
-        SMALL[name]().to(DEVICE).bfloat16()(X.bfloat16())
+@pytest.mark.parametrize("name", ["attention", "experts"])
+def test_a_16_bit_layer_takes_fp32_under_autocast_alone(name):
+    layer = SMALL[name]().to(DEVICE).bfloat16()
+    with refused("x", "bfloat16", "float32", ".to()", "autocast"):
+        layer(X)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert layer(X).shape == X.shape
+
+
+def test_a_model_takes_16_bits_under_autocast_alone():
+    model = build_model(ModelConfig("dlr", {"d_state": 4}, d_model=4), d_input=4, d_output=2)
+    with refused("x", "bfloat16", "float32", "autocast"):
+        model.to(DEVICE)(X.bfloat16())
 
 
 @every_mixer
 def test_a_float64_layer_takes_no_half_precision_input(name):
     layer = SMALL[name]().to(DEVICE).double()
-    with torch.autocast(DEVICE.type, torch.bfloat16), refused("x", "float64", "bfloat16"):
+    with refused("x", "float64", "bfloat16"):
         layer(X.bfloat16())
 
 

@@ -91,7 +91,7 @@ KERNEL_PARAMETERS = {
 @pytest.mark.parametrize("name", SMALL)
 def test_kernel_parameters_get_no_weight_decay(name):
     layer = SMALL[name]()
-    groups = param_groups(layer, lr=1e-3, weight_decay=0.1)
+    groups = param_groups(layer, lr=1e-3, weight_decay=0.1, decay_all=True)
     names = {parameter: name for name, parameter in layer.named_parameters()}
     decays = {names[p]: group["weight_decay"] for group in groups for p in group["params"]}
     kernel = KERNEL_PARAMETERS.get(name, set())

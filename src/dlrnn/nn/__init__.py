@@ -8,7 +8,7 @@ from dlrnn.nn.files import load_layers, save_model
 from dlrnn.nn.gated import GatedDLR
 from dlrnn.nn.local_attention import LocalAttention
 from dlrnn.nn.mixer import KernelMixer, Mixer
-from dlrnn.nn.optim import param_groups
+from dlrnn.nn.optim import KERNEL_LR, check_optimizer, param_groups
 from dlrnn.nn.reuse import reuse_kernels
 from dlrnn.nn.s4 import S4
 from dlrnn.nn.sgconv import SGConv
@@ -19,6 +19,7 @@ from dlrnn.nn.tape import TapeDLR, TapeState
 __all__ = [
     "DLR",
     "DSS",
+    "KERNEL_LR",
     "S4",
     "S4D",
     "Attention",
@@ -34,6 +35,7 @@ __all__ = [
     "SGConv",
     "TapeDLR",
     "TapeState",
+    "check_optimizer",
     "load_layers",
     "param_groups",
     "reuse_kernels",

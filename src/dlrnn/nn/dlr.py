@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from dlrnn import ops
 from dlrnn.nn.mixer import Activation, KernelMixer, KernelState
 from dlrnn.nn.streaming import Modes, RecurrentState, StepModes
-from dlrnn.ops.checks import REAL, require_count, require_dtype, require_steps
+from dlrnn.ops.checks import HALF, REAL, needs_autocast, require_count, require_dtype, require_steps
 from dlrnn.ops.pairs import NO_FLOAT64
 
 Cast = Literal["real", "prod"]
@@ -124,7 +124,8 @@ class DLR(KernelMixer):
         positions beyond them are ignored, and the output there is 0. (`Mixer.forward` with
         `KernelMixer._whole` computes the same; it is written out here for readers.)
         """
-        if state is not None or return_state:  # chunks carry a state
+        half = getattr(x, "dtype", None) in HALF and needs_autocast(x)
+        if state is not None or return_state or half:  # chunks carry a state
             return super().forward(x, state, return_state=return_state, lengths=lengths)
         u, _, padding = self._checked(x, lengths)  # the padding is set to zero
         y = self._as_one_op(u) if u.is_cuda else None

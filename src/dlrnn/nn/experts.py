@@ -107,6 +107,10 @@ class Experts(Mixer[tuple[()]]):
         """Whether padding can change the answer: a causal router counts tokens, too."""
         return self.experts > 1
 
+    def _kept_in_fp32(self) -> list[Tensor]:
+        """The router: in 16 bits many tokens would tie, and thresholds would not move."""
+        return [] if self.scores is None else [self.threshold, *self.scores.parameters()]
+
     def extra_repr(self) -> str:
         """What `print(layer)` shows."""
         sizes = f"d_model={self.d_model}, experts={self.experts}, d_ff={self.d_ff}"
@@ -125,7 +129,7 @@ class Experts(Mixer[tuple[()]]):
         """The router's `log p`, at least in fp32: in half precision many tokens would tie."""
         assert self.scores is not None
         with torch.autocast(x.device.type, enabled=False):
-            return F.log_softmax(self.scores(x.to(self.up.dtype)), dim=-1)
+            return F.log_softmax(self.scores(x.to(self.scores.weight.dtype)), dim=-1)
 
     def _routed(self, u: Tensor, lengths: Tensor | None) -> Tensor:
         padding = None if lengths is None else beyond(u, lengths)  # [B, L, 1]

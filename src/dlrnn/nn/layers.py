@@ -1,8 +1,15 @@
-"""PyTorch's LayerNorm and linear map with fused kernels on a GPU; their state_dict is PyTorch's."""
+"""PyTorch's LayerNorm and linear map with fused kernels on a GPU; their state_dict is PyTorch's.
 
+Also what layers ask about modules: whether they are PyTorch's own, and how they are converted.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
 from torch import Tensor, nn
 
 from dlrnn import ops
+from dlrnn.ops.checks import HALF
 
 
 class SumNorm(nn.LayerNorm):
@@ -43,3 +50,20 @@ def is_unmodified(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
         and not any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS)
         and all(type(x) in (Tensor, nn.Parameter, type(None)) for x in module._parameters.values())
     )
+
+
+def keeping_fp32(
+    fn: Callable[[Tensor], Tensor], kept: Sequence[Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """`fn`, which converts a module's tensors; `kept` and their gradients never become 16-bit."""
+    gradients = [t.grad for t in kept if t.is_leaf and t.grad is not None]
+    ids = {id(t) for t in (*kept, *gradients)}
+
+    def convert(tensor: Tensor, held: object = gradients) -> Tensor:
+        del held  # as long as this function lives, no other tensor has one of the ids
+        made = fn(tensor)
+        if id(tensor) in ids and made.dtype in HALF:
+            return tensor.to(made.device, torch.float32)
+        return made
+
+    return convert

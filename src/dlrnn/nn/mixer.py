@@ -6,6 +6,7 @@ the same answer. `nn/dlr.py` is the mixer to read first.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, cast, get_args
@@ -17,7 +18,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from dlrnn import ops
-from dlrnn.nn.layers import is_unmodified
+from dlrnn.nn.layers import is_unmodified, keeping_fp32
+from dlrnn.nn.optim import KERNEL_LR
 from dlrnn.nn.streaming import (
     InPlaceState,
     Modes,
@@ -31,8 +33,11 @@ from dlrnn.nn.streaming import (
 )
 from dlrnn.ops import OnlineState
 from dlrnn.ops.checks import (
+    FLOATING,
+    HALF,
     REAL,
     may_read,
+    needs_autocast,
     require,
     require_count,
     require_device,
@@ -59,6 +64,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
     kernel_parameters: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that make a kernel: `param_groups` gives them no weight decay."""
 
+    kernel_lr: ClassVar[float | None] = None
+    """The largest rate that we recommend for them under Adam, if there is one."""
+
     cannot_stream: ClassVar[str] = (
         "a bidirectional layer reads the future: it has no state and cannot stream"
     )
@@ -77,8 +85,12 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """Returns y [B, L, H], or (y, state) if `return_state`.
 
         `state` is that of the positions before x. `lengths` are the true lengths of a padded batch:
-        positions beyond them are ignored, and the output there is 0.
+        positions beyond them are ignored, and the output there is 0. An x in 16 bits is answered in
+        16 bits, as under autocast.
         """
+        if needs_autocast(x):
+            with torch.autocast(x.device.type, x.dtype):
+                return self.forward(x, state, return_state=return_state, lengths=lengths)
         u, lengths, padding = self._checked(x, lengths)
         if state is None and not return_state:
             y = self._whole(u, lengths)
@@ -95,6 +107,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
         self, x: Float[Tensor, "B H"], state: State | None = None
     ) -> tuple[Float[Tensor, "B H"], State]:
         """One position: `y_t, state = layer.step(x_t, state)`."""
+        if needs_autocast(x):
+            with torch.autocast(x.device.type, x.dtype):
+                return self.step(x, state)
         check_input(x, ("B", self.d_model), self._parameter())
         require_finite("x", x)
         self._check_streams()
@@ -126,6 +141,42 @@ class Mixer(nn.Module, ABC, Generic[State]):
         what was learned, and its optimizer must be made anew. The others do nothing.
         """
         require_count("length", length)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As PyTorch's; kernel parameters get the tags that other optimizer tooling reads.
+
+        No parameter beside a kernel has 16 bits, whatever the default dtype is.
+        """
+        if param is not None and self.kernel_parameters and param.dtype in HALF:
+            param = nn.Parameter(param.detach().float(), param.requires_grad)
+        super().register_parameter(name, param)
+        if name in self.kernel_parameters and not (param is None or hasattr(param, "_optim")):
+            tags: Any = param
+            rate = {} if self.kernel_lr is None else {"lr": self.kernel_lr}
+            tags._no_weight_decay, tags._optim = True, {**rate, "weight_decay": 0.0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._register_again()  # copies of parameters have no tags
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        convert = keeping_fp32(fn, self._kept_in_fp32())  # `.to(torch.bfloat16)` and the like
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        self._register_again()  # `to_empty` makes new parameters
+        return self
+
+    def _kept_in_fp32(self) -> list[Tensor]:
+        """Parameters and buffers that 16 bits would spoil: every one of a layer with a kernel."""
+        return [*self.parameters(), *self.buffers()] if self.kernel_parameters else []
+
+    def _register_again(self) -> None:
+        for name in self.kernel_parameters:
+            if (param := self._parameters.get(name)) is not None:
+                self.register_parameter(name, param)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay, as timm asks a model for them."""
+        return set(self.kernel_parameters)
 
     @property
     def sees_padding(self) -> bool:
@@ -181,7 +232,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
 def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> None:
     """The input has this shape, at least one position, and the device and dtype of the parameter.
 
-    Under autocast it may be in half precision. Letters in `shape` stand for any size.
+    Under autocast each may be in half precision or in fp32. Letters in `shape` stand for any size.
     """
     if (
         isinstance(x, Tensor)  # type: ignore[redundant-expr]
@@ -193,14 +244,16 @@ def check_input(x: Tensor, shape: tuple[int | str, ...], parameter: Tensor) -> N
         and (x.dim() < 3 or x.shape[1] > 0)
     ):
         return
-    require_dtype("the parameters of a layer", parameter)
+    require_dtype("the parameters of a layer", parameter, FLOATING)
     require_shape("x", x, shape)
     require_device("x", x, parameter.device)
-    if x.dtype not in (torch.bfloat16, torch.float16) or parameter.dtype == torch.float64:
-        require_dtype("x", x, (parameter.dtype,))
-    elif not torch.is_autocast_enabled(x.device.type):
-        half = str(x.dtype).removeprefix("torch.")
-        raise ValueError(f"x is {half}: convert it to the layer's dtype or use torch.autocast")
+    if x.dtype != parameter.dtype:
+        casts = {x.dtype, parameter.dtype} <= {torch.float32, *HALF}
+        if not (casts and torch.is_autocast_enabled(x.device.type)):
+            have, need = (str(d).removeprefix("torch.") for d in (x.dtype, parameter.dtype))
+            cure = "convert x or the layer with .to()"
+            cure += ", or use torch.autocast" if casts else ""
+            raise ValueError(f"x must be {need}, not {have}: {cure}")
     if x.dim() == 3 and x.shape[1] == 0:
         raise ValueError("x has length 0: give it at least one position")
 
@@ -260,6 +313,7 @@ class KernelMixer(Mixer[KernelState]):
         project: False leaves out activation, dropout and linear map: a linear layer.
     """
 
+    kernel_lr: ClassVar[float | None] = KERNEL_LR
     option_names: ClassVar[tuple[str, ...]] = ()
     """The options of a subclass, whose values are attributes of the same names."""
 
@@ -298,7 +352,8 @@ class KernelMixer(Mixer[KernelState]):
         self.reused: dict[int, ReusedKernel] | None = None  # see `reuse_kernels`
         self.D = nn.Parameter(torch.empty(d_model))
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()  # p = 0 would still copy
-        self.out = nn.Linear(d_model, d_model * (2 if glu else 1)) if project else None
+        columns, dtype = d_model * (2 if glu else 1), self.D.dtype  # fp32 where the default is bf16
+        self.out = nn.Linear(d_model, columns, dtype=dtype) if project else None
 
     def reset_skip_and_out(self) -> None:
         """`D ~ N(0, 1)`; PyTorch's own initialisation of a linear map."""

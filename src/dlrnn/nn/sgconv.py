@@ -58,7 +58,7 @@ class SGConv(KernelMixer):
         )
         self.length, self.d_kernel, self.decay = length, d_kernel, float(decay)
         self.sub_kernels = nn.Parameter(torch.empty(self.rows, self.scales, d_kernel))
-        self.register_buffer("kernel_norm", torch.empty(self.rows))
+        self.register_buffer("kernel_norm", self.D.new_empty(self.rows))
         self.reset_parameters()
 
     @property

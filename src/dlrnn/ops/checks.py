@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 REAL = (torch.float32, torch.float64)
-FLOATING = (*REAL, torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
+FLOATING = (*REAL, *HALF)
 
 
 class NotFiniteError(ValueError):
@@ -88,6 +89,13 @@ def require_no_transform() -> None:
             "dlrnn does not support torch.func's jvp, vmap, grad or jacobians, nor forward-mode AD:"
             " use torch.autograd's backward"
         )
+
+
+def needs_autocast(x: object) -> bool:
+    """Whether x is in 16 bits and autocast is off; under it layers compute with fp32 parameters."""
+    if not isinstance(x, Tensor) or x.dtype not in HALF:
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
 
 
 def may_read(tensor: Tensor) -> bool:

@@ -30,9 +30,16 @@ _WARM = 3  # steps before a graph is captured: libraries choose their algorithms
 
 
 def make_optimizer(config: RunConfig, model: nn.Module, device: torch.device) -> Optimizer:
-    """AdamW with a parameter group for each role; on a GPU the rate is a tensor for the graph."""
+    """AdamW with a parameter group for each role; on a GPU the rate is a tensor for the graph.
+
+    All but kernel parameters decay, as in the paper.
+    """
     groups = param_groups(
-        model, lr=config.lr, weight_decay=config.weight_decay, kernel_lr=config.kernel_lr
+        model,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        kernel_lr=config.kernel_lr,
+        decay_all=True,
     )
     on_gpu = device.type == "cuda"
     for group in groups:

@@ -17,6 +17,7 @@ from dlrnn.analysis.snapshot import SNAPSHOTS, snapshot
 from dlrnn.common.files import write_whole
 from dlrnn.common.progress import Progress
 from dlrnn.common.untrusted import COMPACT, naming_file, printable
+from dlrnn.nn import check_optimizer
 from dlrnn.ops.checks import NotFiniteError
 from dlrnn.tasks import Batch, Task
 from dlrnn.train.checkpoint import (
@@ -222,6 +223,8 @@ class Trainer:
         self.parameters = sum(p.numel() for p in self.module.parameters())
         self.model = self.fabric.setup_module(self.module)
         self.module_optimizer = make_optimizer(config, self.module, self.device)
+        if self.rank_zero and config.kernel_lr is None:  # a rate that was chosen is not questioned
+            check_optimizer(self.module, self.module_optimizer)
         if checkpoint is not None:
             load_optimizer(checkpoint.tensors, self.module, self.module_optimizer)
         optimizer = cast("Optimizer", self.fabric.setup_optimizers(self.module_optimizer))
