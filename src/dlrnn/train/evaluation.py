@@ -200,6 +200,7 @@ def generate_text(
     top_p: float | None = None,
     seed: int = 0,
     device: str = "cpu",
+    trust: bool = False,
 ) -> Iterator[str]:
     """Pieces of the text after a prompt: at most `tokens` of them, or up to the end token.
 
@@ -216,7 +217,7 @@ def generate_text(
     if not path.is_file():
         raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
     tokenizer = make_tokenizer(read_bytes(path, LARGEST_FILE), path)
-    model = load_best(run, torch.device(device)).model
+    model = load_best(run, torch.device(device), trust=trust).model
     with tokenizer_errors(path):
         prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not prompt_tokens:
