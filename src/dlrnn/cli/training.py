@@ -226,6 +226,7 @@ def _run_of_task(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     config = with_overrides(unchanged, words)
     if config.task.name != given.task:
         raise ValueError(f"--task is {given.task}, and --task.name is {config.task.name}")
+    config.make_task()  # its errors stand alone
     if is_rank_zero():
         print(config.to_json(), end="", file=sys.stderr)
     return given.out or Path("runs") / "tasks" / given.task / run_name(config, unchanged), config

@@ -28,6 +28,12 @@ def imported_task(path: str) -> type[Task]:
     if found.metric not in metrics:
         one = f"metric must be one of {', '.join(metrics)}"
         raise ValueError(f"{what}: {one}, the metric_names, not {found.metric!r}")
+    order = found.__mro__
+    own = next(each for each in order if "make_batch" in vars(each))
+    said = next(each for each in order if "on_device" in vars(each))
+    if found.on_device and order.index(said) > order.index(own):
+        cure = "on_device = False if make_batch reads files or uses NumPy, or True if it does not"
+        raise ValueError(f"{what} must say {cure}: {GUIDE}")
     hints = inspect.get_annotations(found)
     settings = [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
     if settings and "__dataclass_fields__" not in vars(found):
@@ -59,7 +65,13 @@ def make_imported(path: str, kind: type[Task], settings: dict[str, Any]) -> Task
 
 def check_batches(task: Task) -> None:
     """Refuse a task whose batches have other shapes than it says, or vary between calls."""
-    batch: Any = task.sample(2)
+    try:
+        batch: Any = task.sample(2)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # a user's code may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{task.name}: make_batch failed with {reason}") from error
     if not isinstance(batch, Batch):
         kind = type(batch).__name__
         raise ValueError(f"{task.name}: make_batch must return a dlrnn.tasks.Batch, not a {kind}")
