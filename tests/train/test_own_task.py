@@ -118,6 +118,12 @@ class Paired(Forecast):
         return x, x
 
 @dataclass(frozen=True)
+class Endless(Forecast):
+    def make_batch(self, request):
+        x = torch.full((request.batch_size, self.length, 1), float("nan"))
+        return Batch(x, x)
+
+@dataclass(frozen=True)
 class Somewhere(RegressionTask):
     name = "somewhere"
     make_batch = Forecast.make_batch
@@ -278,6 +284,7 @@ def test_a_task_of_dlrnn_needs_no_recipe_and_no_trust(here):
         ("own_tasks.Noisy", "two calls with one request gave two batches.*Random"),
         ("own_tasks.Broken", "make_batch failed with KeyError: 'nothing' .own_tasks.py, line"),
         ("own_tasks.Paired", "make_batch must return a dlrnn.tasks.Batch, not a tuple"),
+        ("own_tasks.Endless", "the inputs must be finite numbers"),
         ("own_tasks.Somewhere", "must say on_device = False if"),
     ],
 )

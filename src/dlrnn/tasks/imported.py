@@ -89,6 +89,9 @@ def check_batches(task: Task) -> None:
         )
     if features is None and batch.inputs.dtype != torch.int64:
         raise ValueError(f"{task.name}: tokens must be int64, not {batch.inputs.dtype}")
+    for part, values in zip(Batch._fields, batch, strict=True):
+        if values is not None and not values.isfinite().all():
+            raise ValueError(f"{task.name}: the {part} must be finite numbers, without NaN")
     for one, other in zip(batch, task.sample(2), strict=True):
         if one is not None and (other is None or not torch.equal(one, other)):
             cure = "draw with dlrnn.tasks.Random, whose numbers depend on the request alone"

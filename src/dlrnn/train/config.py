@@ -320,6 +320,6 @@ def _model_classes(task: str | None) -> tuple[type[ModelConfig] | type[LanguageC
     There are two for an import path: what it names is not imported here.
     """
     known = tasks.TASKS.get(task or "")
-    if known is None and "." in (task or ""):
+    if known is None and "." in str(task):
         return ModelConfig, LanguageConfig
     return (LanguageConfig,) if known is not None and known.kind == "language" else (ModelConfig,)
