@@ -29,7 +29,7 @@ FLAGS = ("sharded", "early_stop", "trust", "json")
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    train = command(commands, "train", _train, "train a recipe, or resume a run")
+    train = command(commands, "train", _train, "train a recipe or a task, or resume")
     train.set_defaults(takes_overrides=True)
     train.usage = (
         "dlrnn train RECIPE [--scale tiny] [--out RUN] [--steps 100 ...]"
