@@ -110,7 +110,9 @@ def test_commands_parse(arguments, complete, monkeypatch):
     if not rest:
         return
     assert getattr(given, "takes_overrides", False), f"unknown arguments: {rest}"
-    named = [getattr(given, "recipe", None), *getattr(given, "recipes", [])]
+    named = list(getattr(given, "recipes", []))
+    if given.command == "train" and not rest[0].startswith("-"):
+        named.append(rest.pop(0))
     known = [name for name in named if name and name != "RECIPE"]
     recipe = recipes.chosen(known)[0] if known else recipes.get("table1/shift/dlr-1")
     with_overrides(recipes.scaled(recipe, given.scale), rest)

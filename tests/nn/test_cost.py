@@ -7,7 +7,7 @@ import json
 
 from support import run_python
 
-MOST_CALLS = 44
+MOST_CALLS = 40
 MOST_FILES = 6
 
 CODE = """

@@ -81,10 +81,10 @@ def test_the_result_of_a_regression_is_its_best_validation(tmp_path, few_steps):
         for step, R2 in enumerate((math.nan, 0.625, 0.75, 0.5, math.nan), start=7)
     ]
     jsonl(folder.path / "records.jsonl", validations)
-    assert measured(folder, folder.config) == ("validation", {"R2": 0.75, "loss": 1.0})
+    assert measured(folder, folder.config.make_task()) == ("validation", {"R2": 0.75, "loss": 1.0})
     training = {"step": 12, "split": "train", "loss": 0.5}
     jsonl(folder.path / "records.jsonl", [*validations, training])
-    assert measured(folder, folder.config)[1]["train_loss"] == 0.5
+    assert measured(folder, folder.config.make_task())[1]["train_loss"] == 0.5
 
 
 def test_a_stopped_run_is_resumed(tmp_path, few_steps, monkeypatch):

@@ -258,7 +258,7 @@ def warn(text: str) -> None:
 
 def trust_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--trust`."""
-    text = "import the mixer that the run's files name, which runs its code (SECURITY.md)"
+    text = "import the mixer and the task that the run's files name, which runs them (SECURITY.md)"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrnn.cli import command, print_json, say, warn
+from dlrnn.cli import command, print_json, say, trust_option, warn
 from dlrnn.common.untrusted import brief
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
     adds.add_argument("--commit", metavar="HASH", help=text)
     text = "also record runs that are not complete"
     adds.add_argument("--unfinished", action="store_true", help=text)
+    trust_option(adds)
     text = "replace a recorded run, whatever its steps and settings"
     adds.add_argument("--replace", action="store_true", help=text)
 
@@ -42,6 +43,7 @@ def add(commands: Any) -> None:
         " where two runs have the same recipe and seed"
     )
     report.add_argument("--runs", nargs="+", type=Path, default=[], metavar="RUN", help=text)
+    trust_option(report)
     text = "write the tables as Markdown, and pictures/table1.png; no pages unless --out is given"
     report.add_argument("--markdown", type=Path, metavar="FILE", help=text)
     text = "write the counts of cells into this page, between its marks (README.md)"
@@ -55,7 +57,7 @@ def _add(given: argparse.Namespace) -> int:
     from dlrnn.paper.results import RECORDS
     from dlrnn.paper.store import add
 
-    names = ("recipe", "variant", "note", "commit", "unfinished")
+    names = ("recipe", "variant", "note", "commit", "unfinished", "trust")
     runs, problems = _collected(given.runs, **{name: getattr(given, name) for name in names})
     if not runs:
         raise ValueError(problems[0])
@@ -123,7 +125,7 @@ def _all_results(given: argparse.Namespace) -> tuple[list["Results"], list[str]]
     first, *others = given.results or [Path("results")]
     results = [read_results(first, "ours"), *map(read_results, others, _names(others))]
     if given.runs:
-        runs, problems = _collected(given.runs, unfinished=True)
+        runs, problems = _collected(given.runs, unfinished=True, trust=given.trust)
         if not runs:
             raise ValueError(problems[0])
         results += user_results(runs, given.runs)

@@ -29,15 +29,20 @@ FLAGS = ("sharded", "early_stop", "trust", "json")
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    train = command(commands, "train", _train, "train a recipe, or resume a run")
+    train = command(commands, "train", _train, "train a recipe or a task, or resume")
     train.set_defaults(takes_overrides=True)
-    train.usage = "dlrnn train RECIPE [--out RUN] [--scale tiny] [--steps 100 ...] | --resume RUN"
-    train.epilog = (
-        "Any setting of the recipe can be changed: --steps 100 --lr 1e-4 --seed 1"
-        " --task.settings.length 512 --model.d_model 64 --model.mixer my_package.MyLayer"
-        " --model.mixer_options.d_state 64; `dlrnn recipes --show RECIPE` prints them all."
+    train.usage = (
+        "dlrnn train RECIPE [--scale tiny] [--out RUN] [--steps 100 ...]"
+        " | --task NAME_OR_PATH [--out RUN] [--model.mixer dlr ...] | --resume RUN"
     )
-    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="see `dlrnn recipes`")
+    train.epilog = (
+        "RECIPE is one of `dlrnn recipes`. Any setting of it can be changed:"
+        " --steps 100 --lr 1e-4 --seed 1 --task.settings.length 512 --model.d_model 64"
+        " --model.mixer my_package.MyLayer --model.mixer_options.d_state 64;"
+        " `dlrnn recipes --show RECIPE` prints them all."
+    )
+    text = "instead of a recipe: a task by its name or import path, with default settings"
+    train.add_argument("--task", metavar="NAME_OR_PATH", help=text)
     train.add_argument("--out", type=Path, metavar="RUN", help="a new directory; default: runs/...")
     train.add_argument("--resume", type=Path, metavar="RUN", help="the directory of a stopped run")
     _scale(train)
@@ -72,6 +77,7 @@ def add(commands: Any) -> None:
     writes.add_argument("--top-p", type=float, metavar="P", help=text)
     writes.add_argument("--seed", type=int, default=0)
     device_option(writes)
+    trust_option(writes)
 
     text = "write the best model of a run as a folder for from_pretrained, or upload it"
     exported = command(commands, "export", _export, text, json=False)
@@ -136,16 +142,17 @@ def _early_stop(parser: argparse.ArgumentParser) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     from dlrnn.train import RunDirectory, train
+    from dlrnn.train.checkpoint import needs_trust
 
     names = ("devices", "nodes", "sharded", "writer", "early_stop", "trust")
     options = {name: getattr(given, name) for name in names}
     options |= {"device": resolve(given.device), "show": not given.json}
     if given.resume is None:
         path, config = _run_of(given)
-    elif given.recipe or given.overrides or given.out or given.scale != "full":
+    elif given.task or given.overrides or given.out or given.scale != "full":
         raise ValueError(
-            "--resume cannot be combined with a recipe, --out, --scale or settings: a run keeps its"
-            " configuration; for other settings, or more steps, begin a new run"
+            "--resume cannot be combined with a recipe, --task, --out, --scale or settings: a run"
+            " keeps its configuration; for other settings, or more steps, begin a new run"
         )
     else:
         path, config = given.resume, None
@@ -158,6 +165,7 @@ def _train(given: argparse.Namespace) -> int:
             if (path / "result.json").is_file():
                 warn(f"dlrnn train: the run {path} is complete")
             else:
+                given.trust |= config is not None and needs_trust(config)
                 warn(f"continue with: {_resume_command(path, given)}")
         raise
     if not is_rank_zero():
@@ -189,16 +197,39 @@ def _run_of(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
     from dlrnn.paper.runs import changed_path
     from dlrnn.train import with_overrides
 
-    if given.recipe is None:
-        raise ValueError("name a recipe (see `dlrnn recipes`), or --resume a run")
-    if given.recipe not in recipes.RECIPES and any(w in recipes.RECIPES for w in given.overrides):
-        raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ...")
-    recipe = recipes.get(given.recipe)
+    if given.task is not None:
+        return _run_of_task(given)
+    if not given.overrides:
+        raise ValueError("name a recipe (see `dlrnn recipes`), a --task, or --resume a run")
+    name, *overrides = given.overrides  # the values of settings are words without dashes, too
+    if name.startswith("-"):
+        raise ValueError("name the recipe first: dlrnn train RECIPE --steps 100 ..., or a --task")
+    recipe = recipes.get(name)
     unchanged = recipes.scaled(recipe, given.scale)
-    config = with_overrides(unchanged, given.overrides)
+    config = with_overrides(unchanged, overrides)
     for note in _not_inherited(unchanged, config) if is_rank_zero() else ():
         warn(note)
     return given.out or changed_path(recipe, "runs", given.scale, config), config
+
+
+def _run_of_task(given: argparse.Namespace) -> tuple[Path, "RunConfig"]:
+    """The same for `--task`, from default settings, which are printed."""
+    from dlrnn.paper.runs import run_name
+    from dlrnn.train import default_run, with_overrides
+
+    words = given.overrides
+    if given.scale != "full":
+        raise ValueError("--scale is for recipes: with --task, give --steps and the sizes")
+    if words and not words[0].startswith("-"):
+        raise ValueError(f"--task is instead of a recipe, and {words[0]!r} was given, too")
+    unchanged = default_run(given.task)
+    config = with_overrides(unchanged, words)
+    if config.task.name != given.task:
+        raise ValueError(f"--task is {given.task}, and --task.name is {config.task.name}")
+    config.make_task()  # its errors stand alone
+    if is_rank_zero():
+        print(config.to_json(), end="", file=sys.stderr)
+    return given.out or Path("runs") / "tasks" / given.task / run_name(config, unchanged), config
 
 
 def _not_inherited(old: "RunConfig", new: "RunConfig") -> list[str]:
@@ -241,7 +272,8 @@ def _generate(given: argparse.Namespace) -> int:
 
     options = ("tokens", "temperature", "top_k", "top_p", "seed")
     settings = {name: getattr(given, name) for name in options}
-    pieces = generate_text(given.run_folder, given.prompt, **settings, device=resolve(given.device))
+    settings |= {"device": resolve(given.device), "trust": given.trust}
+    pieces = generate_text(given.run_folder, given.prompt, **settings)
     print(given.prompt, end="", flush=True)
     for piece in pieces:  # tokens of an untrusted run may hold control characters
         print(printable(piece, allowed="\n\t"), end="", flush=True)

@@ -4,15 +4,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib import import_module
 from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 from torch import nn
 
 from dlrnn.common.cached import cached
+from dlrnn.common.classes import imported
 from dlrnn.common.suggestions import suggestion
-from dlrnn.common.untrusted import is_ours, user_import
+from dlrnn.common.untrusted import is_ours
 from dlrnn.nn.mixer import Mixer
 from dlrnn.ops.checks import require, require_count
 
@@ -179,17 +178,9 @@ def mixer_class(name: str) -> type[nn.Module]:
     """The class of a mixer, by its name or its import path."""
     require(isinstance(name, str), _no_name(name))
     path = MIXERS.get(name, name)
-    module, _, attribute = path.rpartition(".")
-    if not module:
+    if not path.rpartition(".")[0]:
         raise ValueError(f"there is no mixer {name!r}: {_advice(name, list(MIXERS))}")
-    try:
-        load = partial(import_module, module)
-        found = getattr(load() if is_ours(path) else user_import(load), attribute)
-    except Exception as error:  # a user's module may raise anything
-        reason = " ".join(str(error).split())
-        if isinstance(error, ModuleNotFoundError):
-            reason += " in this folder or PYTHONPATH"
-        raise ValueError(f"the mixer {name!r} cannot be imported: {reason}") from error
+    found = imported(path, f"the mixer {name!r}")
     is_module = isinstance(found, type) and issubclass(found, nn.Module)
     require(is_module, f"the mixer {name!r} must be a class of torch modules, and {path} is not")
     return cast("type[nn.Module]", found)

@@ -388,7 +388,7 @@ class KernelMixer(Mixer[KernelState]):
         if reused is not None and length in reused:
             return reused[length].leaf
         kernel = self._kernel(length)
-        if type(kernel) is Tensor and may_read(kernel):
+        if type(kernel) is Tensor and kernel.is_cpu and not torch.compiler.is_compiling():
             total = (kernel.detach().sum() + self.D.detach().sum()).item()
             if not math.isfinite(total):  # name the parameter that is not finite
                 for name in (*self.kernel_parameters, "D"):

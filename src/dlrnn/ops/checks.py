@@ -102,7 +102,9 @@ def may_read(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read without waiting: eager mode on a CPU."""
     if not tensor.is_cpu or torch.compiler.is_compiling() or isinstance(tensor, FakeTensor):
         return False
-    return tensor.numel() > 0 and not in_transform()
+    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return False  # `in_transform`, without a call
+    return tensor.numel() > 0
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:

@@ -48,8 +48,7 @@ def convolution(
 
     `right` reads from left to right, `left` from right to left.
     """
-    left = no_left(right) if left is None else left
-    check_kernels(u, right, left)
+    left = check_kernels(u, right, left)
     if skip is not None and skip.shape != right.shape[:1]:
         require_shape("skip", skip, (right.shape[0],))
     if right.shape[-1] <= DIRECT and left.shape[-1] == 0:
@@ -61,13 +60,6 @@ def convolution(
     else:
         y = convolution_op(u, right, left, skip)
     return y
-
-
-def no_left(right: Tensor) -> Tensor:
-    """Returns an empty left kernel; a slice of `right` would add zeros to its gradient."""
-    if not isinstance(right, Tensor) or right.dim() != 2:  # type: ignore[redundant-expr]
-        require_shape("the right kernel", right, ("H", "K"))
-    return right.new_empty(right.shape[0], 0)
 
 
 def with_skip(right: Tensor, skip: Tensor | None) -> Tensor:
@@ -82,9 +74,13 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
-    """Raises ValueError unless these kernels can be convolved with u."""
+def check_kernels(u: Tensor, right: Tensor, left: Tensor | None) -> Tensor:
+    """The left kernel, empty if there is none; ValueError unless u can be convolved with both."""
     require_no_transform()
+    if left is None:  # a slice of `right` would add zeros to its gradient
+        if not isinstance(right, Tensor) or right.dim() != 2:  # type: ignore[redundant-expr]
+            require_shape("the right kernel", right, ("H", "K"))
+        left = right.new_empty(right.shape[0], 0)
     if (
         isinstance(u, Tensor)  # type: ignore[redundant-expr]
         and isinstance(right, Tensor)  # type: ignore[redundant-expr]
@@ -98,7 +94,7 @@ def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
         and u.dtype in REAL
         and u.device == right.device == left.device
     ):
-        return
+        return left
     require_shape("u", u, ("B", "L", "H"))
     require_dtype("u", u, FLOATING)
     for name, kernel in (("right", right), ("left", left)):
@@ -118,6 +114,7 @@ def check_kernels(u: Tensor, right: Tensor, left: Tensor) -> None:
         u.device == right.device == left.device,
         f"u is on {u.device}, its kernel on {right.device}: move one of them",
     )
+    return left
 
 
 @cache

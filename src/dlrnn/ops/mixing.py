@@ -29,7 +29,6 @@ from dlrnn.ops.convolution import (
     convolution,
     convolve,
     needs_gradient,
-    no_left,
 )
 from dlrnn.ops.cuda import output_stage
 from dlrnn.ops.dispatch import op, prefers_fused, runs_eagerly, uses_fused
@@ -56,22 +55,22 @@ def mix(
     `activation` is a function of torch.nn.functional, or "identity". `between` is applied to the
     convolution's result before the activation; it must work on each number by itself (dropout).
     """
-    left = no_left(right) if left is None else left
     dtype = stored_dtype(u)
+    kernels = (right,) if left is None else (right, left)
     fits = (
         u.is_cuda
         and bias is not None
         and u.dtype in (torch.float32, dtype)
-        and all(x.dtype == torch.float32 for x in (right, left, weight, bias))
+        and all(x.dtype == torch.float32 for x in (*kernels, weight, bias))
         and activation in FUSED_ACTIVATIONS
         and weight.shape[0] in FUSED_COLUMNS
         and weight.shape[1] in FUSED_CHANNELS
-        and (right.shape[-1] > DIRECT or left.shape[-1] > 0)
+        and (right.shape[-1] > DIRECT or (left is not None and left.shape[-1] > 0))
     )
     if not fits:
         uses_fused("mix", u)  # raises if the fused kernels were requested
     if fits and bias is not None:
-        check_kernels(u, right, left)
+        left = check_kernels(u, right, left)
         # A compiled graph with spectra, whose size depends on the plan, would serve one length.
         keep = dtype == torch.bfloat16 and runs_eagerly(u) and needs_gradient(u, right, left)
         y, rows_u, _ = convolve(u, right, left, skip, True, prefers_fused(), dtype, keep)

@@ -12,6 +12,7 @@ from typing import Any
 from dlrnn.common.untrusted import MOST_LINES, parse_json
 from dlrnn.paper.nearest import nearest_recipe
 from dlrnn.paper.numbers import as_in_paper
+from dlrnn.paper.own_tasks import own_task
 from dlrnn.paper.records import FULL, Record
 from dlrnn.paper.results import (
     Collected,
@@ -25,7 +26,9 @@ from dlrnn.paper.results import (
     thinned,
 )
 from dlrnn.paper.runs import measured
+from dlrnn.tasks import Task, is_built_in
 from dlrnn.train import RunConfig, RunDirectory
+from dlrnn.train.checkpoint import trusted_task
 from dlrnn.train.early_stopping import constant_level, should_stop, stop_reason
 from dlrnn.train.evaluation import best_step
 from dlrnn.train.run_directory import CONFIG, ENVIRONMENT, RECORDS, TIMING
@@ -42,8 +45,11 @@ def collect(
     note: str = "",
     commit: str | None = None,
     unfinished: bool = False,
+    trust: bool = False,
 ) -> Collected:
     """Collect the results of a run, and find its nearest recipe unless one is given.
+
+    A run on a task outside of dlrnn is its own recipe, and its task is imported only with `trust`.
 
     A run that is not complete or not tested is refused unless `unfinished`: then its best
     validation counts, and its steps are those of the last one. `commit` is for a run that has not
@@ -51,10 +57,14 @@ def collect(
     """
     folder = RunDirectory.open(path)
     config, result = folder.config, folder.result or {}
-    name, nearest = nearest_recipe(folder.path, config, recipe)
+    task = trusted_task(config, folder.path / CONFIG, trust=trust)
+    if is_built_in(config.task.name):
+        name, nearest = nearest_recipe(folder.path, config, recipe)
+    else:
+        name, nearest = own_task(config, task, recipe)
     lines = folder.records()
     _check_complete(folder, lines, config.steps, unfinished=unfinished)
-    split, metrics = measured(folder, config, unfinished=unfinished)
+    split, metrics = measured(folder, task, unfinished=unfinished)
     if not metrics:
         advice = f"run `dlrnn eval {folder.path}`" if split == "test" else "it has no evaluation"
         raise ValueError(f"{folder.path} was trained and not evaluated yet: {advice}")
@@ -93,7 +103,7 @@ def collect(
     if not records:
         expected = " / ".join(nearest.recipe.paper)
         raise ValueError(f"{path} has no {expected}, which the paper reports for {name}")
-    return Collected(records, {"curves": _curve(lines)} | _files(folder, problems), problems)
+    return Collected(records, {"curves": _curve(lines)} | _files(folder, task, problems), problems)
 
 
 def _check_complete(
@@ -119,13 +129,13 @@ def _read(
     return read_file(folder.path / name, read, problems, MOST_LINES)
 
 
-def _files(folder: RunDirectory, problems: list[str]) -> dict[str, Any]:
+def _files(folder: RunDirectory, task: Task, problems: list[str]) -> dict[str, Any]:
     """The breakdown, the picture and the snapshots of a run, those that it has."""
     found: dict[str, Any] = {}
     step, breakdown = _read(folder, EVAL, _evaluation, problems) or (None, None)
     if step is not None and step == best_step(folder):  # not an older checkpoint
         found["breakdowns"] = breakdown
-        if folder.config.make_task().kind == "tagging":
+        if task.kind == "tagging":
             found["pictures"] = _read(folder, PICTURE, read_picture, problems)
     found["snapshots"], broken = _read(folder, SNAPSHOTS, _snapshots, problems) or ([], [])
     problems += broken_lines(folder.path / SNAPSHOTS, broken)

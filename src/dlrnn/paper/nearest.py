@@ -76,11 +76,15 @@ class NearestRecipe:
         return ", ".join(f"{name} {json_of(a)} ({json_of(b)})" for name, a, b in told)
 
     @property
+    def beginning(self) -> list[str]:
+        """The first words of the command."""
+        scale = [] if self.scale == "full" else ["--scale", self.scale]
+        return ["dlrnn", "train", self.recipe.name, *scale]
+
+    @property
     def command(self) -> str:
         """The command that trains the run again."""
-        words = ["dlrnn", "train", self.recipe.name]
-        words += [] if self.scale == "full" else ["--scale", self.scale]
-        words += ["--seed", str(self.config.seed)]
+        words = [*self.beginning, "--seed", str(self.config.seed)]
         unset = (name for name in self.changed if name not in self.settings)
         dropped = dict.fromkeys(map(_options, unset))
         for outer, inner in dropped:  # an option is dropped by giving all the others at once

@@ -18,7 +18,7 @@ METRICS = {
 """The metrics of the paper and their titles."""
 
 PLACES = {"R2": 3, "train_loss": 2, "loss": 2}
-"""Decimal places of the metrics that are not percentages; percentages have one."""
+"""Decimal places of the paper's metrics that are not percentages."""
 
 PERCENTAGES = {"accuracy", "macro_f1", "macro_accuracy"}
 """Metrics that the paper gives in percent."""
@@ -58,23 +58,27 @@ def as_in_paper(metric: str, value: float) -> float:
     return 100 * value if metric in PERCENTAGES else value
 
 
+def places(metric: str) -> int:
+    """The decimal places of a metric: one of a percentage, three of a metric of the user's."""
+    return PLACES.get(metric, 1 if metric in PERCENTAGES else 3)
+
+
 def number(metric: str, value: float) -> str:
     """A number with a fixed count of decimal places: "0.998", "96.8"."""
-    return f"{value:z.{PLACES.get(metric, 1)}f}".replace("-", "−")
+    return f"{value:z.{places(metric)}f}".replace("-", "−")
 
 
 def signed(metric: str, value: float) -> str:
     """A number with its sign: "+0.002", "−1.4", "0.000"; "" for an infinite one."""
     if math.isinf(value):  # the paper's run diverged, ours did not
         return ""
-    places = PLACES.get(metric, 1)
-    value = round(value, places)
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.{places}f}"
+    value = round(value, places(metric))
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.{places(metric)}f}"
 
 
 def short(values: Mapping[str, float]) -> str:
     """Numbers without trailing zeros, separated by slashes: "0.998" or "96.8 / 97.7"."""
     if values and all(map(math.isinf, values.values())):
         return "diverged"
-    shown = (round(v, PLACES.get(name, 1)) + 0.0 for name, v in values.items())
+    shown = (round(v, places(name)) + 0.0 for name, v in values.items())
     return " / ".join(f"{v:g}" for v in shown)

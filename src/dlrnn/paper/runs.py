@@ -15,7 +15,9 @@ from dlrnn.common.untrusted import brief, read_bytes
 from dlrnn.paper.numbers import as_in_paper
 from dlrnn.paper.recipes import Recipe, Scale, scaled
 from dlrnn.paper.records import Split
+from dlrnn.tasks import Task
 from dlrnn.train import RunConfig, RunDirectory, from_json, load_best, with_overrides
+from dlrnn.train.checkpoint import trusted_task
 from dlrnn.train.config import in_json
 from dlrnn.train.evaluation import read_test, write_test
 from dlrnn.train.run_directory import CONFIG
@@ -85,10 +87,11 @@ class Run(NamedTuple):
         if folder.result is None:
             records = folder.records()
             return Outcome(f"{records[-1]['step'] if records else 0} of {self.config.steps} steps")
-        _, found = measured(folder, self.config)
+        _, found = measured(folder, self.config.make_task())  # the user named it for these runs
         if not found:
             return Outcome("trained, not tested")
-        return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in self.recipe.paper})
+        known = [name for name in self.recipe.paper if name in found] or list(found)
+        return Outcome(DONE, {name: as_in_paper(name, found[name]) for name in known})
 
 
 def run_of(
@@ -97,14 +100,13 @@ def run_of(
     """The run of a recipe at a scale with a seed, and with other settings (`with_overrides`)."""
     usual = replace(scaled(recipe, scale), seed=seed)
     config = with_overrides(usual, overrides) if overrides else usual
-    path = _folder(recipe, out, scale) / _name(config, usual)
+    path = _folder(recipe, out, scale) / run_name(config, usual)
     return Run(recipe, config, path)
 
 
 def changed_path(recipe: Recipe, out: str | Path, scale: Scale, config: RunConfig) -> Path:
     """OUT/SCALE/NAME/seed-K for the recipe's own settings, OUT/.../seed-K-DIGEST for others."""
-    usual = replace(scaled(recipe, scale), seed=config.seed)
-    return _folder(recipe, out, scale) / _name(config, usual)
+    return _folder(recipe, out, scale) / run_name(config, scaled(recipe, scale))
 
 
 def _folder(recipe: Recipe, out: str | Path, scale: Scale) -> Path:
@@ -112,8 +114,9 @@ def _folder(recipe: Recipe, out: str | Path, scale: Scale) -> Path:
     return Path(out) / scale / recipe.name
 
 
-def _name(config: RunConfig, usual: RunConfig) -> str:
-    if config == usual:
+def run_name(config: RunConfig, usual: RunConfig) -> str:
+    """`seed-K` for the usual settings, `seed-K-DIGEST` for others."""
+    if config == replace(usual, seed=config.seed):
         return f"seed-{config.seed}"
     digest = hashlib.sha256(in_json(config.identity()).encode()).hexdigest()
     return f"seed-{config.seed}-{digest[:8]}"
@@ -147,7 +150,8 @@ def flat(values: dict[str, Any], inside: str = "") -> dict[str, Any]:
 def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
     """Test the best checkpoint of a complete run, once; regressions are not tested."""
     folder = RunDirectory.open(path)
-    if folder.config.make_task().kind == "regression" or read_test(folder):
+    task = trusted_task(folder.config, folder.path / CONFIG, trust=trust)
+    if task.kind == "regression" or read_test(folder):
         return
     where = torch.device(device)
     best = load_best(path, where, trust=trust)
@@ -156,7 +160,7 @@ def evaluate_best(path: Path, device: str, *, trust: bool = False) -> None:
 
 
 def measured(
-    folder: RunDirectory, config: RunConfig, *, unfinished: bool = False
+    folder: RunDirectory, task: Task, *, unfinished: bool = False
 ) -> tuple[Split, dict[str, float]]:
     """The split of a run's result and its metrics, as fractions; {} while there are none.
 
@@ -164,7 +168,6 @@ def measured(
     checkpoint or, with `unfinished`, the best validation of a run that was not tested.
     `train_loss` is the last recorded training loss, if there is one.
     """
-    task = config.make_task()
     split: Split = "test"
     found = {} if task.kind == "regression" else read_test(folder)
     if not found and (task.kind == "regression" or unfinished):

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from dlrnn.common.files import open_append
 from dlrnn.common.untrusted import brief
-from dlrnn.models.config import is_built_in
 from dlrnn.paper.recipes import Scale, chosen
 from dlrnn.paper.runs import DONE, Run, evaluate_best, run_of
-from dlrnn.train.checkpoint import checkpoints, step_of
+from dlrnn.train.checkpoint import checkpoints, needs_trust, step_of
 from dlrnn.train.run_directory import RunDirectory
 
 IN_USE = "in use by another process"
@@ -121,8 +120,8 @@ def train_command(run: Run, settings: list[str]) -> list[str] | None:
 
 
 def _trust(run: Run) -> list[str]:
-    """`--trust` for a mixer of the user's own: the user named it for this sweep."""
-    return [] if is_built_in(run.config.model.mixer) else ["--trust"]
+    """`--trust` for a mixer or a task of the user's own: the user named it for this sweep."""
+    return ["--trust"] if needs_trust(run.config) else []
 
 
 def _run_all(waiting: list[Job], jobs: int) -> dict[Path, str]:

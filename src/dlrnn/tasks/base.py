@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 from types import UnionType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,10 +23,11 @@ IGNORED = -1
 """The target of a position that loss and metrics ignore."""
 _WHOLE = int | Integral | torch.SymInt
 Number = int | float
+Kind = Literal["regression", "tagging", "classification", "language"]
 
 
 class Request(NamedTuple):
-    """The arguments of `Task.sample`, checked."""
+    """The arguments of `Task.sample`, checked: the argument of `Task.make_batch`."""
 
     batch_size: int
     split: str
@@ -78,8 +79,8 @@ class Task(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    probes: ClassVar[str]  # the ability that the task measures
-    kind: ClassVar[str]  # regression, tagging, classification or language
+    probes: ClassVar[str] = ""  # the ability that the task measures
+    kind: ClassVar[str]  # one of Kind
     metric: ClassVar[str]  # the main entry of `metrics`, or "loss"
     less_is_better: ClassVar[bool] = False  # of `metric`
     metric_names: ClassVar[tuple[str, ...]]  # the entries of `metrics`
@@ -173,11 +174,11 @@ class Task(ABC):
                     raise ValueError(f"{name}, if it is a tensor, must be one number of int64")
             else:
                 check_number(name, value, 0, math.inf, _WHOLE)
-        return self._sample(Request(batch_size, split, step, device, first, of))
+        return self.make_batch(Request(batch_size, split, step, device, first, of))
 
     @abstractmethod
-    def _sample(self, request: Request) -> Batch:
-        """Return the batch of a request, which is checked."""
+    def make_batch(self, request: Request) -> Batch:
+        """Return the batch of a request, which is checked; nothing else may decide it."""
 
     # ---------------------------------------------------------------------------------- scores
 
@@ -204,9 +205,9 @@ class Task(ABC):
         """Return averages of loss and metrics, with the values that are computed from them."""
         return means
 
-    @abstractmethod
     def preview(self, *, split: str = "train", step: int = 0) -> "Figure":
         """Draw one sample."""
+        raise ValueError(f"{self.name} draws no picture: its class has no method `preview`")
 
     def captioned(self, figure: "Figure") -> "Figure":
         """Write the task's name above a picture and its definition below it."""

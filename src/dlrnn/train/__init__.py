@@ -2,6 +2,7 @@
 
 from dlrnn.train.checkpoint import load_best, make_model
 from dlrnn.train.config import RunConfig, TaskConfig, from_json, with_overrides
+from dlrnn.train.defaults import default_run
 from dlrnn.train.run_directory import RunDirectory
 from dlrnn.train.trainer import train
 
@@ -9,6 +10,7 @@ __all__ = [
     "RunConfig",
     "RunDirectory",
     "TaskConfig",
+    "default_run",
     "from_json",
     "load_best",
     "make_model",

@@ -35,7 +35,8 @@ from dlrnn.models.model import Block
 from dlrnn.models.pretrained import LARGEST_FILE
 from dlrnn.nn import Mixer
 from dlrnn.nn.files import misfit, outline
-from dlrnn.tasks import Task
+from dlrnn.tasks import Task, check_batches
+from dlrnn.tasks import is_built_in as is_built_in_task
 from dlrnn.train.config import RunConfig
 from dlrnn.train.distributed import full_tensor, shard_like
 from dlrnn.train.run_directory import CONFIG, RunDirectory
@@ -252,6 +253,8 @@ def make_model(config: RunConfig, task: Task) -> nn.Module:
 def prepared(config: RunConfig) -> tuple[Task, nn.Module]:
     """The task and the model of a run; raises if they do not fit each other or data are missing."""
     task = config.make_task()
+    if not is_built_in_task(config.task.name):
+        check_batches(task)
     splits = ["train", "validation", *(["test"] if task.kind != "regression" else [])]
     if None in [task.count(split) for split in splits] and not task.drawable:
         task.sample(1)  # its error says how to get the data
@@ -304,11 +307,29 @@ def _memory() -> float:
         return math.inf
 
 
+def needs_trust(config: RunConfig) -> bool:
+    """Whether a configuration names a class outside of dlrnn."""
+    return not (_is_built_in(config) and is_built_in_task(config.task.name))
+
+
 def check_trusted(config: RunConfig, where: Path, *, trust: bool) -> None:
     """Refuse a configuration from a file that names a class outside of dlrnn, unless trusted."""
     if not isinstance(config.model, LanguageConfig):
         for mixer in foreign_mixers(config.model.mixer):
             check_import(mixer, where, trust=trust)
+    _check_task(config, where, trust=trust)
+
+
+def _check_task(config: RunConfig, where: Path, *, trust: bool) -> None:
+    if not is_built_in_task(config.task.name):
+        check_import(config.task.name, where, trust=trust)
+
+
+def trusted_task(config: RunConfig, where: Path, *, trust: bool) -> Task:
+    """The task of a configuration from a file; a mixer outside of dlrnn does not matter."""
+    _check_task(config, where, trust=trust)
+    with naming_file(where):
+        return config.make_task()
 
 
 class Best(NamedTuple):
@@ -325,8 +346,8 @@ def load_best(
 ) -> Best:
     """Load the best model on a device, in evaluation mode; the digests of its files are checked.
 
-    A mixer outside of dlrnn is imported, which runs its code, only with `trust`. A task whose
-    generator has changed since the run is refused without `any_samples`.
+    A mixer or a task outside of dlrnn is imported, which runs its code, only with `trust`. A task
+    whose generator has changed since the run is refused without `any_samples`.
     """
     folder = RunDirectory.open(path)
     config, best, where = folder.config, folder.path / BEST, folder.path / CONFIG

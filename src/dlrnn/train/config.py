@@ -87,9 +87,9 @@ class RunConfig:
             if name not in ("task", "model"):
                 object.__setattr__(self, name, fit(value, types[name], name))
         self._check_values()
-        model_class = _model_class(self.task.name)
-        if not isinstance(self.model, model_class):
-            kinds = f"{model_class.__name__}, not a {type(self.model).__name__}"
+        model_class = type(self.model)
+        if model_class not in (possible := _model_classes(self.task.name)):
+            kinds = f"{possible[0].__name__}, not a {model_class.__name__}"
             raise ValueError(f"the model of {self.task.name} is a {kinds}")
         for part, kind in (("task", TaskConfig), ("model", model_class)):
             values = as_json(asdict(getattr(self, part)), part)  # as config.json gives them back
@@ -125,8 +125,15 @@ class RunConfig:
             check_stages(self.steps, self.lengths, self.stage_steps, self.stage_lr)
 
     def make_task(self) -> tasks.Task:
-        """The task, with the run's seed."""
+        """The task, with the run's seed; that of an import path is imported, which runs its code.
+
+        Call `check_trusted` first for a configuration from a file.
+        """
         task = tasks.get(self.task.name, **{"seed": self.seed, **self.task.settings})
+        if (task.kind == "language") != isinstance(self.model, LanguageConfig):
+            wrong = f"the kind {task.kind}, and its model is a {type(self.model).__name__}"
+            cure = "begin with --task, or with a recipe of that kind"
+            raise ValueError(f"{self.task.name} is a task of {wrong}: {cure}")
         own = getattr(task, "length", None)
         if self.lengths is not None and own != self.lengths[-1]:
             has = "no length" if own is None else f"length {own} (--task.settings.length)"
@@ -205,7 +212,10 @@ def from_json(text: str | bytes, where: str = "the configuration") -> RunConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be a JSON object, not {values!r:.60}")
     task = fit(values.get("task"), TaskConfig, f"{where}: task")
-    schema = {**hints_of(RunConfig), "model": _model_class(task.name)}
+    given = values["model"] if isinstance(values.get("model"), dict) else {}
+    possible = _model_classes(task.name)
+    fitting = (each for each in possible if given.keys() <= hints_of(each).keys())
+    schema = {**hints_of(RunConfig), "model": next(fitting, possible[0])}
     try:
         return RunConfig(**fit_fields(values, schema, where, needed=("task", "model")))
     except ValueError as error:
@@ -240,7 +250,7 @@ def with_overrides(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
         *inside, last = name.split(".")
         reduce(_inside, inside, values)[last] = value
     task, model, model_class = values.pop("task"), values.pop("model"), type(config.model)
-    if _model_class(task["name"]) is not model_class:
+    if model_class not in _model_classes(task["name"]):
         other = f"{task['name']} needs another kind of model than {config.task.name}"
         raise ValueError(f"{other}: begin with a recipe of it")
     return RunConfig(task=TaskConfig(**task), model=model_class(**model), **values)
@@ -304,7 +314,12 @@ def _parsed(text: str, kind: Any) -> Any:
     return text
 
 
-def _model_class(task: str | None) -> type[ModelConfig] | type[LanguageConfig]:
-    """The class that configures models of a task; unknown tasks raise when they are made."""
+def _model_classes(task: str | None) -> tuple[type[ModelConfig] | type[LanguageConfig], ...]:
+    """The classes that may configure models of a task; unknown tasks raise when they are made.
+
+    There are two for an import path: what it names is not imported here.
+    """
     known = tasks.TASKS.get(task or "")
-    return LanguageConfig if known is not None and known.kind == "language" else ModelConfig
+    if known is None and "." in str(task):
+        return ModelConfig, LanguageConfig
+    return (LanguageConfig,) if known is not None and known.kind == "language" else (ModelConfig,)

@@ -26,6 +26,8 @@ from dlrnn.models import (
 from dlrnn.models.pretrained import LARGEST_FILE, TOKENIZER
 from dlrnn.tasks import Batch, Task
 from dlrnn.tasks.atomic.pictures import BLUE, GRAY
+from dlrnn.tasks.listops import ListOpsSubTrees
+from dlrnn.tasks.pathfinder import PathfinderSegmentation
 from dlrnn.tasks.pg19 import end_token, make_tokenizer, tokenizer_errors, vocabulary_of
 from dlrnn.train.checkpoint import BEST, load_best, read_header
 from dlrnn.train.config import in_json
@@ -83,13 +85,14 @@ def evaluate_run(
         "breakdown": {},
         "pictures": [],
     }
-    if task.name == "listops-subtrees":
+    if isinstance(task, ListOpsSubTrees):
         batches = islice(held_out(task, config, split, where), BREAKDOWN_BATCHES)
         result["breakdown"] = error_rates(
             sample for batch in batches for sample in predictions(model, batch)
         )
     try:
-        if not (task.pooled or task.vocabulary):  # one answer for a sequence, or tokens
+        curves = task.kind == "regression" and not task.pooled
+        if curves or isinstance(task, PathfinderSegmentation):
             batch = task.sample(PICTURE_SAMPLES, split=split, device=where)
             with torch.inference_mode():
                 output = forward(model, batch).cpu()
@@ -145,6 +148,7 @@ def _draw_curves(task: Task, targets: Tensor, predicted: Tensor) -> "Figure":
     length, width = targets.shape[1:]
     first = max(0, length - PICTURE_POSITIONS)
     place = range(task.input_length - length + first, task.input_length)
+    highest = 1.1 * max(1.0, float(targets.abs().max()))
     outputs = sorted({round(k) for k in np.linspace(0, width - 1, PICTURE_OUTPUTS)})
     figure = new_figure(4 * PICTURE_SAMPLES, 1 + 2 * len(outputs))
     panels = figure.subplots(len(outputs), PICTURE_SAMPLES, squeeze=False, sharex=True, sharey=True)
@@ -155,7 +159,7 @@ def _draw_curves(task: Task, targets: Tensor, predicted: Tensor) -> "Figure":
             axes.spines[["top", "right"]].set_visible(False)
         line[0].set_ylabel(f"output {k}" if width > 1 else "output")
     for axes in panels[-1]:
-        axes.set(xlabel="position", xlim=(place[0], place[-1] + 1), ylim=(-1.1, 1.1))
+        axes.set(xlabel="position", xlim=(place[0], place[-1] + 1), ylim=(-highest, highest))
     panels[0, 0].set_title(task.name, loc="left")
     panels[0, -1].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2)
     return figure
@@ -200,6 +204,7 @@ def generate_text(
     top_p: float | None = None,
     seed: int = 0,
     device: str = "cpu",
+    trust: bool = False,
 ) -> Iterator[str]:
     """Pieces of the text after a prompt: at most `tokens` of them, or up to the end token.
 
@@ -216,7 +221,7 @@ def generate_text(
     if not path.is_file():
         raise ValueError(f"{run} has no {TOKENIZER}: its text cannot be read")
     tokenizer = make_tokenizer(read_bytes(path, LARGEST_FILE), path)
-    model = load_best(run, torch.device(device)).model
+    model = load_best(run, torch.device(device), trust=trust).model
     with tokenizer_errors(path):
         prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not prompt_tokens:

@@ -99,7 +99,7 @@ def train(
         early_stop: end a run whose metric stays at 0 or 1 (train/early_stopping.py).
         show: print progress to stderr.
         writer: "tensorboard", "wandb" or "none".
-        trust: import a mixer outside of dlrnn that the configuration on disk names.
+        trust: import a mixer or a task outside of dlrnn that the configuration on disk names.
 
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM stopped the run, after a checkpoint of its last step.

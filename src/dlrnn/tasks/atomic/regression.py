@@ -1,7 +1,6 @@
 """Tasks whose inputs and targets are real numbers, generated on the training device."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,16 +61,17 @@ class RegressionTask(Task):
 
     # ---------------------------------------------------------------------------------- batches
 
-    def _sample(self, request: Request) -> Batch:
+    def make_batch(self, request: Request) -> Batch:
+        """What `generate` returns, in fp32, with the encoded positions behind the features."""
         batch_size, split, step, device, first, _ = request
         random = Random(self.seed, split, step, first=first, count=batch_size, device=device)
-        inputs, targets = self._generate(random)
+        inputs, targets = self.generate(random)
         position = positions(self.input_length, device).expand(batch_size, -1, -1)
         return Batch(torch.cat((inputs, position), dim=-1).float(), targets.float())
 
-    @abstractmethod
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
         """Return inputs [B, T, features] and targets [B, T_out, d_output] in float64."""
+        raise ValueError(f"{self.name}: its class must define generate, or else make_batch")
 
     def _constant(self, draw: Callable[[Random], Tensor], device: torch.device) -> Tensor:
         """Return numbers drawn from the seed alone, cached for each device.
@@ -123,7 +123,7 @@ class RegressionTask(Task):
         batch = self.sample(1, split=split, step=step)
         figure = new_figure(10, 6.5)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=self.heights)
-        self._draw(above, below, batch.inputs[0, :, :-2], batch.targets[0])
+        self._draw(above, below, batch.inputs[0, :, : self.features], batch.targets[0])
         start = self.input_length - self.output_length
         pictures.frame(above, below, self.input_length, start)
         return self.captioned(figure)

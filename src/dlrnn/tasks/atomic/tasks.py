@@ -57,7 +57,8 @@ class Shift(RegressionTask):
         """One number for each copy."""
         return self.copies
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The signal x, and its copies, each shifted further."""
         x, unit = _signal(random, self.length), self.length // self.copies
         shifted = [F.pad(x, (j * unit, 0))[:, : self.length] for j in range(self.copies)]
         return x[..., None], torch.stack(shifted, dim=-1)
@@ -82,7 +83,8 @@ class CumSum(RegressionTask):
     name: ClassVar[str] = "cumsum"
     probes: ClassVar[str] = "a kernel of ones"
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The signal x, and its cumulative sums over sqrt(k)."""
         x = _signal(random, self.length)
         count = torch.arange(1, self.length + 1, device=x.device, dtype=torch.float32)
         return x[..., None], (x.cumsum(1) / count.sqrt())[..., None]
@@ -98,7 +100,8 @@ class CumMax(RegressionTask):
     name: ClassVar[str] = "cummax"
     probes: ClassVar[str] = "a function that no fixed kernel computes"
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The signal x, and its cumulative maxima."""
         x = _signal(random, self.length)
         return x[..., None], x.cummax(1).values[..., None]
 
@@ -125,7 +128,8 @@ class _ReadThenWrite(RegressionTask):
         """The last L positions."""
         return self.length
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The signal x before blanks, and the answer."""
         x = _signal(random, self.length)
         return F.pad(x, (0, self.length))[..., None], self._answer(x)[..., None]
 
@@ -221,7 +225,8 @@ class Select(RegressionTask):
         """M."""
         return self.marked
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The signal x with marks, and its marked values."""
         x = _signal(random, self.length + self.marked)
         places = self._places(random).expand(len(x), -1)  # [B, M]
         marks = torch.zeros_like(x).scatter_(1, places, 1.0)
@@ -286,7 +291,8 @@ class MIPS(RegressionTask):
         """The size of a value."""
         return self.width
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values; the value of the best key."""
         vectors = random.normal(self.length, 3, self.width)
         vectors = (vectors / vectors.norm(dim=-1, keepdim=True)).float()
         query, key, value = vectors.unbind(2)
@@ -320,7 +326,8 @@ class ContextShift(RegressionTask):
     probes: ClassVar[str] = "a kernel that depends on the input"
     limits: ClassVar = {"length": (3, math.inf)}
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """An angle and the signal x; x shifted by what the angle says."""
         x = _signal(random, self.length - 2)
         shift = random.integer(self.length - 1, 1)  # [B, 1], 0 .. L-2
         angle = 2 * math.pi * shift.float() / self.length
@@ -362,7 +369,8 @@ class Solve(RegressionTask):
         """N."""
         return self.size
 
-    def _generate(self, random: Random) -> tuple[Tensor, Tensor]:
+    def generate(self, random: Random) -> tuple[Tensor, Tensor]:
+        """The equations A X = B and their solution X."""
         X = random.normal(self.size)
         X = X / X.norm(dim=1, keepdim=True)
         A = self._matrix(random).expand(len(X), -1, -1)

@@ -61,7 +61,7 @@ class SetTask(Task):
             return None
         return str(shards.load_manifest(self.folder)["sha256"])
 
-    def _sample(self, request: Request) -> Batch:
+    def make_batch(self, request: Request) -> Batch:
         """Epochs of the training split on disk are shuffled, the other splits are in file order."""
         batch_size, split, _, device, _, of = request
         step, first = int(request.step), int(request.first)  # 32-bit integers would overflow
