@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import refused
 
-from dlrnn.analysis import (
-    System,
-    from_linear_rnn,
-    kronecker,
-    layer_of,
-    prod_as_dlr,
-    prod_as_dlr_full,
-    system_of,
-)
+from dlrnn import analysis
 from dlrnn.bench.measure import peak_bytes
 from dlrnn.nn import DLR
 
@@ -30,7 +22,7 @@ def random_system(channels, states, seed=0, *, with_zero=False):
         modulus[-1] = 0
     phase = 2 * math.pi * torch.rand(states, generator=g, dtype=torch.float64)
     w = torch.randn(channels, states, generator=g, dtype=torch.complex128)
-    return System(torch.polar(modulus, phase), w)
+    return analysis.System(torch.polar(modulus, phase), w)
 
 
 def slow_kernel(system, length):
@@ -62,7 +54,7 @@ def test_kernel_is_its_definition(channels, states, length, with_zero):
 
 def test_kernel_outside_the_unit_circle_and_on_it():
     lam = torch.tensor([1.01 + 0.02j, -1, 1j], dtype=torch.complex128)
-    system = System(lam, torch.tensor([[1.0, 2, 3j]], dtype=torch.complex128))
+    system = analysis.System(lam, torch.tensor([[1.0, 2, 3j]], dtype=torch.complex128))
     close(system.kernel(300), slow_kernel(system, 300), 1e-11)
 
 
@@ -84,7 +76,7 @@ def test_a_long_kernel_makes_no_three_dimensional_tensor():
 )
 def test_a_bad_system_is_refused(lam, w, keywords):
     with refused(*keywords):
-        System(lam, w)
+        analysis.System(lam, w)
 
 
 # ---------------------------------------------------------------------------------- layers
@@ -97,7 +89,7 @@ def test_a_bad_system_is_refused(lam, w, keywords):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_system_of_a_layer_is_before_the_cast(options, dtype):
     layer = DLR(3, 7, **options).to(dtype)
-    system = system_of(layer)
+    system = analysis.system_of(layer)
     assert system.w.shape == (layer.W.shape[0], 7)
     assert not system.w.requires_grad
     kernel = system.kernel(40)
@@ -108,7 +100,7 @@ def test_system_of_a_layer_is_before_the_cast(options, dtype):
 @pytest.mark.parametrize(("channels", "states", "length"), SIZES)
 def test_layer_of_a_system_convolves_with_the_real_part(channels, states, length):
     system = random_system(channels, states, with_zero=True)
-    layer = layer_of(system)
+    layer = analysis.layer_of(system)
     kernel = slow_kernel(system, length).real
     close(layer.kernel(length).detach(), kernel)
     u = torch.randn(2, length, channels, dtype=torch.float64)
@@ -119,7 +111,7 @@ def test_layer_of_a_system_convolves_with_the_real_part(channels, states, length
 def test_layer_of_and_system_of_are_inverse():
     system = random_system(4, 6, with_zero=True)
     random = torch.get_rng_state()
-    back = system_of(layer_of(system))
+    back = analysis.system_of(analysis.layer_of(system))
     assert torch.equal(torch.get_rng_state(), random), "random numbers were drawn"
     close(back.lam, system.lam, 1e-15)
     assert torch.equal(back.w, system.w)
@@ -129,25 +121,25 @@ def test_layer_of_and_system_of_are_inverse():
 def test_layer_of_a_bidirectional_system():
     layer = DLR(3, 4, bidirectional=True, project=False).double()
     torch.nn.init.zeros_(layer.D)
-    again = layer_of(system_of(layer), bidirectional=True)
+    again = analysis.layer_of(analysis.system_of(layer), bidirectional=True)
     u = torch.randn(2, 9, 3, dtype=torch.float64)
     close(again(u).detach(), layer(u).detach())
     with refused("bidirectional", "even", "3"):
-        layer_of(random_system(3, 2), bidirectional=True)
+        analysis.layer_of(random_system(3, 2), bidirectional=True)
 
 
 def test_layer_of_a_growing_system_is_refused():
-    grows = System(torch.tensor([0.5, 1.25j]).cdouble(), torch.ones(1, 2).cdouble())
+    grows = analysis.System(torch.tensor([0.5, 1.25j]).cdouble(), torch.ones(1, 2).cdouble())
     with refused("|lambda| <= 1", "1.25"):
-        layer_of(grows)
+        analysis.layer_of(grows)
 
 
 def test_layer_of_forgives_rounding_of_the_unit_circle():
     phase = 2 * math.pi * torch.arange(37, dtype=torch.float64) / 37
     modulus = torch.full_like(phase, 1 + 4e-16)
-    system = System(torch.polar(modulus, phase), torch.ones(1, 37).cdouble() / 37)
+    system = analysis.System(torch.polar(modulus, phase), torch.ones(1, 37).cdouble() / 37)
     assert system.lam.abs().max() > 1  # by rounding
-    close(layer_of(system).kernel(75).detach(), slow_kernel(system, 75).real)
+    close(analysis.layer_of(system).kernel(75).detach(), slow_kernel(system, 75).real)
 
 
 # ---------------------------------------------------------------------------------- products
@@ -163,14 +155,14 @@ def test_layer_of_forgives_rounding_of_the_unit_circle():
 )
 def test_kernel_of_a_kronecker_product_is_the_product_of_kernels(channels, m, n, length, with_zero):
     a, b = random_system(channels, m, 1), random_system(channels, n, 2, with_zero=with_zero)
-    product = kronecker(a, b)
+    product = analysis.kronecker(a, b)
     assert product.w.shape == (channels, m * n)
     close(product.kernel(length), slow_kernel(a, length) * slow_kernel(b, length))
 
 
 def test_kronecker_of_different_channels_is_refused():
     with refused("channels", "2 and 3"):
-        kronecker(random_system(2, 2), random_system(3, 2))
+        analysis.kronecker(random_system(2, 2), random_system(3, 2))
 
 
 @settings(max_examples=25, deadline=None)
@@ -184,7 +176,7 @@ def test_dlr_prod_is_a_dlr(channels, states, length, with_zero):
     system = random_system(channels, states, with_zero=with_zero)
     kernel = slow_kernel(system, length)
     expected = kernel.real * kernel.imag
-    small, full = prod_as_dlr(system), prod_as_dlr_full(system)
+    small, full = analysis.prod_as_dlr(system), analysis.prod_as_dlr_full(system)
     assert small.lam.shape == (states * (states + 1) // 2,)
     assert full.lam.shape == (4 * states**2,)
     close(small.kernel(length).real, expected)
@@ -207,18 +199,18 @@ def test_a_linear_rnn_is_a_dlr(dtype, states):
     B, C = (torch.randn(n, states, generator=g, dtype=dtype) for n in (1, 3))
     expected = slow_rnn_kernel(A, B, C, 12)
     for b in (B[0], B.T):
-        system = from_linear_rnn(A, b, C)
+        system = analysis.from_linear_rnn(A, b, C)
         close(system.kernel(12), expected, 1e-11)
-    close(from_linear_rnn(A, B[0], C[0]).kernel(12), expected[:1], 1e-11)
+    close(analysis.from_linear_rnn(A, B[0], C[0]).kernel(12), expected[:1], 1e-11)
 
 
 def test_a_rotation_stays_on_the_unit_circle():
     Q = torch.linalg.qr(torch.randn(9, 9, dtype=torch.float64)).Q
     B, C = torch.randn(2, 9, dtype=torch.float64)
-    system = from_linear_rnn(Q, B, C)
+    system = analysis.from_linear_rnn(Q, B, C)
     close(system.lam.abs(), torch.ones(9, dtype=torch.float64))
     expected = slow_rnn_kernel(Q, B, C, 200)
-    close(layer_of(system).kernel(200).detach(), expected.real, 1e-11)
+    close(analysis.layer_of(system).kernel(200).detach(), expected.real, 1e-11)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +218,7 @@ def test_a_rotation_stays_on_the_unit_circle():
 )
 def test_equal_eigenvalues_alone_are_no_obstacle(A):
     B, C = torch.randn(2, 3)
-    close(from_linear_rnn(A, B, C).kernel(5), slow_rnn_kernel(A, B, C, 5))
+    close(analysis.from_linear_rnn(A, B, C).kernel(5), slow_rnn_kernel(A, B, C, 5))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -240,7 +232,7 @@ def test_a_defective_matrix_is_refused(size, eigenvalue, rotated):
         Q = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64)).Q
         J = Q @ J @ Q.T
     with refused("diagonalised", "condition number", "at most 1e+07"):
-        from_linear_rnn(J, torch.ones(size), torch.ones(size))
+        analysis.from_linear_rnn(J, torch.ones(size), torch.ones(size))
 
 
 def test_a_nearly_defective_matrix_keeps_eight_digits_or_is_refused():
@@ -248,10 +240,10 @@ def test_a_nearly_defective_matrix_keeps_eight_digits_or_is_refused():
     for gap in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
         A = torch.tensor([[0.9, 1.0], [0.0, 0.9 - gap]], dtype=torch.float64)
         if gap > 3e-7:
-            close(from_linear_rnn(A, B, C).kernel(30), slow_rnn_kernel(A, B, C, 30), 1e-8)
+            close(analysis.from_linear_rnn(A, B, C).kernel(30), slow_rnn_kernel(A, B, C, 30), 1e-8)
         else:
             with refused("condition number"):
-                from_linear_rnn(A, B, C)
+                analysis.from_linear_rnn(A, B, C)
 
 
 @pytest.mark.parametrize(
@@ -268,4 +260,4 @@ def test_a_nearly_defective_matrix_keeps_eight_digits_or_is_refused():
 )
 def test_bad_matrices_are_refused(A, B, C, keywords):
     with refused(*keywords):
-        from_linear_rnn(A, B, C)
+        analysis.from_linear_rnn(A, B, C)

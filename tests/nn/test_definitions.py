@@ -10,18 +10,7 @@ from mixers import EVERY
 from support import DEVICE, assert_agree, assert_close, in_chunks, in_steps
 from torch.nn import functional as F
 
-from dlrnn.nn import (
-    DLR,
-    DSS,
-    S4,
-    S4D,
-    Attention,
-    AttentionFF,
-    GatedDLR,
-    LocalAttention,
-    SGConv,
-    TapeDLR,
-)
+from dlrnn import nn as layers
 from dlrnn.ops import reference
 
 # ---------------------------------------------------------------------------------- kernels
@@ -59,7 +48,7 @@ def state_space_kernel(layer, length):
     dt = exact(layer.log_dt).exp()[:, None]
     Lambda = torch.complex(-exact(layer.log_decay).exp(), exact(layer.frequency))
     W = complex_(layer.W)
-    if isinstance(layer, S4D):
+    if isinstance(layer, layers.S4D):
         Lambda, W = with_conjugates(Lambda), with_conjugates(W)
     A = torch.exp(dt * Lambda)  # [H, N]
     state, entries = series(dt, Lambda), []
@@ -195,7 +184,7 @@ def attended(layer, x):
             rows.append(torch.cat(heads))
         samples.append(torch.stack(rows))
     o = linear(layer.merge, torch.stack(samples))
-    if isinstance(layer, AttentionFF):
+    if isinstance(layer, layers.AttentionFF):
         for norm, up, _, down in layer.feed_forward:
             mean, variance = o.mean(-1, keepdim=True), o.var(-1, keepdim=True, correction=0)
             normal = (o - mean) / (variance + 1e-5).sqrt()
@@ -240,16 +229,16 @@ def read_by_pairs(layer, u):
 
 
 DEFINITIONS = {
-    DLR: partial(convolved, dlr_kernel),
-    GatedDLR: gated,
-    DSS: partial(convolved, state_space_kernel),
-    S4D: partial(convolved, state_space_kernel),
-    S4: partial(convolved, s4_kernel),
-    SGConv: partial(convolved, sgconv_kernel),
-    Attention: attended,
-    AttentionFF: attended,
-    LocalAttention: attended,
-    TapeDLR: taped,
+    layers.DLR: partial(convolved, dlr_kernel),
+    layers.GatedDLR: gated,
+    layers.DSS: partial(convolved, state_space_kernel),
+    layers.S4D: partial(convolved, state_space_kernel),
+    layers.S4: partial(convolved, s4_kernel),
+    layers.SGConv: partial(convolved, sgconv_kernel),
+    layers.Attention: attended,
+    layers.AttentionFF: attended,
+    layers.LocalAttention: attended,
+    layers.TapeDLR: taped,
 }
 DEFINED = [form for form in EVERY if form.kind in DEFINITIONS]
 
@@ -263,7 +252,7 @@ def test_values_and_gradients_equal_the_definition(form, length):
     """
     layer, x = form.make(), form.input(length).requires_grad_()
     expected, inputs = DEFINITIONS[form.kind](layer, exact(x)), (x, *layer.parameters())
-    tolerance = 1e-9 if form.kind is S4 else 1e-11
+    tolerance = 1e-9 if form.kind is layers.S4 else 1e-11
     negligible = 1e-12 if length == 1 else 0.0
     both = assert_agree(layer(x), expected, inputs, 1e-12, tolerance, negligible=negligible)
     together = (torch.cat([part.flatten().cpu() for part in parts]) for parts in both)
@@ -281,7 +270,7 @@ def test_the_initial_s4_is_the_dense_legs_system(states):
     n = torch.arange(states, dtype=torch.float64)
     B = (2 * n + 1).sqrt()
     A = -(torch.outer(B, B).tril(-1) + torch.diag(n + 1))
-    layer = S4(2, states, dt_min=1e-2, dt_max=1e-1).to(DEVICE).double()
+    layer = layers.S4(2, states, dt_min=1e-2, dt_max=1e-1).to(DEVICE).double()
     layer.reset_parameters()
     with torch.no_grad():
         layer.C.copy_(layer.B * torch.tensor([1.0, -1.0]).to(layer.B))  # C = B^*
@@ -293,7 +282,7 @@ def test_the_initial_s4_is_the_dense_legs_system(states):
 
 
 @pytest.mark.parametrize(
-    "form", [form for form in EVERY if issubclass(form.kind, Attention)], ids=str
+    "form", [form for form in EVERY if issubclass(form.kind, layers.Attention)], ids=str
 )
 def test_fp32_attention_is_close_to_float64(form):
     layer, x = form.make(torch.float32), form.input(300, dtype=torch.float32)
@@ -303,11 +292,11 @@ def test_fp32_attention_is_close_to_float64(form):
 @pytest.mark.parametrize(
     ("make", "tolerance"),
     [
-        (partial(DLR, 4, 256, dt_min=1e-5, dt_max=1e-5), 1e-5),
-        (partial(DSS, 3, 512), 1e-5),  # phases of up to 0.01 pi 512 a step
-        (partial(S4D, 4), 1e-5),  # the highest frequency turns 128 rad a step
-        (partial(S4, 2, 16, dt_min=1e-5, dt_max=1e-4), 1e-6),
-        (partial(SGConv, 4, length=2**16, d_kernel=256), 1e-5),
+        (partial(layers.DLR, 4, 256, dt_min=1e-5, dt_max=1e-5), 1e-5),
+        (partial(layers.DSS, 3, 512), 1e-5),  # phases of up to 0.01 pi 512 a step
+        (partial(layers.S4D, 4), 1e-5),  # the highest frequency turns 128 rad a step
+        (partial(layers.S4, 2, 16, dt_min=1e-5, dt_max=1e-4), 1e-6),
+        (partial(layers.SGConv, 4, length=2**16, d_kernel=256), 1e-5),
     ],
     ids=lambda value: str(getattr(value, "func", value)),
 )
@@ -328,7 +317,7 @@ def test_fp32_at_a_long_length(make, tolerance):
 
 
 def test_fp32_of_s4_against_the_dense_recurrence():
-    layer = S4(4).to(DEVICE)
+    layer = layers.S4(4).to(DEVICE)
     assert_close(layer.kernel(1001), s4_kernel(layer, 1001), 1e-6)
 
 
@@ -336,9 +325,9 @@ def test_fp32_of_s4_against_the_dense_recurrence():
     ("make", "chunk", "length", "tolerance"),
     [
         # a decay rounded to fp32 would be off by 7e-6 after 600 chunks of one position
-        (partial(DLR, 2, 64, dt_min=2e-7, dt_max=4e-7), 1, 600, 3e-6),
-        (partial(DSS, 2, 64, dt_min=1e-6, dt_max=1e-5), None, 2000, 1e-5),
-        (partial(S4D, 2, 64, dt_min=1e-6, dt_max=1e-5), None, 2000, 1e-5),
+        (partial(layers.DLR, 2, 64, dt_min=2e-7, dt_max=4e-7), 1, 600, 3e-6),
+        (partial(layers.DSS, 2, 64, dt_min=1e-6, dt_max=1e-5), None, 2000, 1e-5),
+        (partial(layers.S4D, 2, 64, dt_min=1e-6, dt_max=1e-5), None, 2000, 1e-5),
     ],
     ids=["dlr in chunks", "dss", "s4d"],
 )
@@ -353,9 +342,9 @@ def test_fp32_states_keep_their_phase(make, chunk, length, tolerance):
 @pytest.mark.parametrize(
     ("make", "length", "tolerance"),
     [
-        (partial(S4, 2, dt_max=1e-3, project=False), 2000, 1e-5),
+        (partial(layers.S4, 2, dt_max=1e-3, project=False), 2000, 1e-5),
         # what leaves the window is taken out; what rounding leaves behind stays small
-        (partial(DLR, 5, 64, kernel_length=100, dt_min=1e-6, dt_max=1e-6), 2500, 1e-4),
+        (partial(layers.DLR, 5, 64, kernel_length=100, dt_min=1e-6, dt_max=1e-6), 2500, 1e-4),
     ],
     ids=["s4", "dlr with a restricted kernel"],
 )

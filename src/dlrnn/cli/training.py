@@ -56,17 +56,13 @@ def add(commands: Any) -> None:
     trust_option(train)
     train.add_argument("--writer", choices=("tensorboard", "wandb", "none"), default="tensorboard")
 
-    evaluate = command(
-        commands, "eval", _eval, "evaluate the best checkpoint of a run, and draw predictions"
-    )
-    evaluate.add_argument("run_folder", type=Path, metavar="RUN")
+    text = "evaluate the best checkpoint of a run, and draw predictions"
+    evaluate = _of_a_run(commands, "eval", _eval, text)
     evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
     device_option(evaluate)
-    trust_option(evaluate)
 
     text = "generate text from the best model of a run"
-    writes = command(commands, "generate", _generate, text, json=False)
-    writes.add_argument("run_folder", type=Path, metavar="RUN")
+    writes = _of_a_run(commands, "generate", _generate, text, json=False)
     writes.add_argument("--prompt", required=True, metavar="TEXT")
     writes.add_argument("--tokens", type=count, default=200, help="at most this many; default: 200")
     text = "0 always takes the most likely token; default: 1"
@@ -77,16 +73,21 @@ def add(commands: Any) -> None:
     writes.add_argument("--top-p", type=float, metavar="P", help=text)
     writes.add_argument("--seed", type=int, default=0)
     device_option(writes)
-    trust_option(writes)
 
     text = "write the best model of a run as a folder for from_pretrained, or upload it"
-    exported = command(commands, "export", _export, text, json=False)
-    exported.add_argument("run_folder", type=Path, metavar="RUN")
+    exported = _of_a_run(commands, "export", _export, text, json=False)
     exported.add_argument("out", type=Path, metavar="DIR")
-    trust_option(exported)
     exported.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hub, too")
 
     _add_recipes(commands)
+
+
+def _of_a_run(commands: Any, name: str, run: Any, text: str, **options: Any) -> Any:
+    """A command for the directory of a run, whose files may name code."""
+    parser = command(commands, name, run, text, **options)
+    parser.add_argument("run_folder", type=Path, metavar="RUN")
+    trust_option(parser)
+    return parser
 
 
 def _add_recipes(commands: Any) -> None:
