@@ -23,6 +23,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
 from types import NoneType, UnionType
@@ -396,3 +398,19 @@ def user_import(load: Callable[[], Any]) -> Any:
         if here not in sys.path:
             sys.path.append(here)
     return load()
+
+
+def imported(path: str, what: str) -> Any:
+    """The object at `path`, MODULE.NAME; errors begin with `what`, "the task 'my_tasks.Forecast'".
+
+    Modules outside of dlrnn are found in the current folder, too.
+    """
+    module, _, attribute = path.rpartition(".")
+    try:
+        load = partial(import_module, module)
+        return getattr(load() if is_ours(path) else user_import(load), attribute)
+    except Exception as error:  # a user's module may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ModuleNotFoundError):
+            reason += " in this folder or PYTHONPATH"
+        raise ValueError(f"{what} cannot be imported: {reason}") from error

@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 from torch import nn
 
 from dlrnn.common.cached import cached
-from dlrnn.common.classes import imported
 from dlrnn.common.suggestions import suggestion
-from dlrnn.common.untrusted import is_ours
+from dlrnn.common.untrusted import imported, is_ours
 from dlrnn.nn.mixer import Mixer
 from dlrnn.ops.checks import require, require_count
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import torch
 
-from dlrnn.common.classes import imported
+from dlrnn.common.untrusted import imported
 from dlrnn.tasks.base import Batch, Kind, Task
 
 ATTRIBUTES = ("name", "kind", "metric", "metric_names", "causal")
