@@ -181,6 +181,14 @@ def test_kernels_compile_for_every_architecture_that_they_support(compiled, run,
     assert compiled
 
 
+@pytest.mark.parametrize("given", ["80", "8.", "a.b", "12.0"])
+def test_a_compute_capability_that_cannot_be_tested_here_is_refused(given, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setenv("DLRNN_COMPUTE_CAPABILITY", given)
+    with refused("DLRNN_COMPUTE_CAPABILITY", "9.0", given):
+        nvrtc.capability.__wrapped__(torch.device("cuda", 0))
+
+
 def test_only_hopper_has_an_architecture_of_its_own():
     names = [nvrtc.architecture(have) for have in ((8, 0), (8, 9), (9, 0), (12, 0))]
     assert names == ["sm_80", "sm_89", "sm_90a", "sm_120"]

@@ -45,9 +45,8 @@ def environment() -> dict[str, str]:
 
 KNOWN = {
     **dict.fromkeys([(8, 0), (8, 6)], "portable; tested and timed as PTX on an H200"),
-    (8, 9): "portable; as those of 8.6, which were tested as PTX on an H200",
     (9, 0): "those for Hopper; measured on an H200",
-    **dict.fromkeys([(10, 0), (12, 0)], "portable; compiled, never run"),
+    **dict.fromkeys([(8, 9), (10, 0), (12, 0)], "portable; compiled, never run"),
 }
 
 

@@ -185,7 +185,16 @@ def capability(device: torch.device) -> tuple[int, int]:
     """
     if device.type != "cuda":
         return (9, 0)
-    major, minor = (_requested_capability() or "{}.{}".format(*_own_capability(device))).split(".")
+    requested, own = _requested_capability(), _own_capability(device)
+    if not requested:
+        return own
+    major, _, minor = requested.partition(".")
+    if not (major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) <= own):
+        most = "{}.{}".format(*own)
+        raise ValueError(
+            f"DLRNN_COMPUTE_CAPABILITY must be like 8.0, and at most {most}, this GPU's own, not"
+            f" {requested!r}"
+        )
     return int(major), int(minor)
 
 
