@@ -161,7 +161,6 @@ static void copy_to_shared_hinted(void* to, const void* from, int bytes, Mbarrie
 static void copy_async_16(void* to, const void* from) {
   emulator::later.push_back({to, from, 16, nullptr, 0, 0, threadIdx.x});
 }
-static void wait_for_copies() { emulator::act(threadIdx.x); }
 static void mbarrier_arrive_after_copies(Mbarrier* barrier) {
   emulator::later.push_back({nullptr, nullptr, 0, barrier, 1, 0, threadIdx.x});
 }

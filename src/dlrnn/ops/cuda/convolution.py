@@ -40,7 +40,7 @@ def takes(u: Tensor, right: Tensor, left: Tensor, shortest: int, longest: int) -
         and u.dtype in STORAGE
         and right.dtype == left.dtype == torch.float32
         and bool(2**shortest // 2 < u.shape[1] <= 2**longest)
-        and nvrtc.runs_on(u, portable=True)
+        and nvrtc.runs_on(u)
     )
 
 

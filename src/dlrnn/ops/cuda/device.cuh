@@ -141,3 +141,5 @@ __device__ inline void copy_to_shared(void* to, const void* from, int bytes, Mba
                ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// Waits until the copies by cp.async of this thread are complete.
+__device__ inline void wait_for_own_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -3,9 +3,6 @@
 
 #define MOMENTS_THREADS CONSUMERS
 
-// Waits until this thread's asynchronous copies are complete.
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // Starts copies of adjacent bytes by all threads of a block.
 template <int BYTES>
 __device__ inline void copy_async(void* to, const void* from) {
@@ -67,7 +64,7 @@ __device__ inline bool moments_of_tile(const char* values, double2 first, double
   for (int j = 0; j < 32; j++) re[j] = im[j] = 0;
   for (int i = 0; i < steps; i++) {
     if (i % 2 == 0) {
-      wait_for_copies();
+      wait_for_own_copies();
       __syncthreads();  // the pair is complete, and all warps have read the other one
       start_pair(i + 2);
     }

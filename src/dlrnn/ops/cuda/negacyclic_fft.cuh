@@ -401,7 +401,6 @@ struct KeptSpectrum {
 __device__ inline void copy_own_16(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ inline void wait_for_own_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // *sum += (a, b), to which no other thread adds: where possible a vector reduction in global memory without a result
 __device__ inline void add_to(float4* sum, float2 a, float2 b) {

@@ -166,15 +166,9 @@ def _run(launches: Sequence[Prepared], device: int) -> None:
             _check(error)
 
 
-def runs_on(x: Tensor, *, portable: bool = False) -> bool:
-    """Whether x is a non-empty tensor on a Hopper GPU and NVRTC is available.
-
-    A `portable` kernel needs compute capability 8.0 or later.
-    """
-    if not (x.is_cuda and bool(x.numel() > 0)):
-        return False
-    have = capability(x.device)
-    return (have >= (8, 0) if portable else have == (9, 0)) and available()
+def runs_on(x: Tensor) -> bool:
+    """Whether x is not empty, on a GPU of compute capability 8.0 or later that NVRTC serves."""
+    return x.is_cuda and bool(x.numel() > 0) and capability(x.device) >= (8, 0) and available()
 
 
 @cache

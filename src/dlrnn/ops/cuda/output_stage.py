@@ -24,7 +24,7 @@ from dlrnn.ops.cuda.output_stage_plans import Part, backward_plan, forward_plan,
 
 def supports(y: Tensor) -> bool:
     """fp32, bf16 or fp16 since compute capability 8.0; sizes must be multiples of 16."""
-    return y.dtype in STORAGE and nvrtc.runs_on(y, portable=True)
+    return y.dtype in STORAGE and nvrtc.runs_on(y)
 
 
 def forward(

@@ -60,7 +60,7 @@ def supports(
         and u.device == W.device == log_lambda.device == x.device
         and x.numel() > 0
         and max(u.numel(), 0 if past is None else past.numel()) < 2**31
-        and nvrtc.runs_on(u, portable=True)
+        and nvrtc.runs_on(u)
     )
 
 

@@ -59,7 +59,7 @@ def kernels_for(device: torch.device) -> Kernels:
 def supports(values: Tensor, log_lambda: Tensor) -> bool:
     """fp32 values on a GPU of compute capability 8.0 or later."""
     fits = values.dtype == torch.float32 and log_lambda.numel() > 0
-    return fits and nvrtc.runs_on(values, portable=True)
+    return fits and nvrtc.runs_on(values)
 
 
 def vandermonde(W: Tensor, log_lambda: Tensor, length: int, *, tf32: bool = False) -> Tensor:

@@ -52,7 +52,7 @@ product(const float4* weights, const float* inverse_scale, const uint4* table, c
   start_weights(1);
   start_table(0);
   for (int i = 0; i < count; i++) {
-    wait_for_copies();
+    wait_for_own_copies();
     __syncthreads();  // what was copied is complete, and all warps have read what is replaced
     start_weights(i + 2);
     start_table(i + 1);
